@@ -1,0 +1,20 @@
+//! kvbridge: a shared pool of KV-cache pages for C++ LLM inference engines.
+//!
+//! The library is used through its C ABI (`include/kvbridge/kvbridge.h`, made from [`ffi`]).
+//! This file is the map of the house; there is no logic in it.
+//!
+//! The way of the data: tokens → [`keys`] → lookup in the [`store`] → offer of the [`scheduler`] →
+//! [`metadata`] → [`worker`] → address pieces of the [`layout`] → slot of [`staging`] → [`store`],
+//! and back.
+//!
+//! Dependencies point one way; `tests/layering.rs` enforces it:
+//!
+//! | layer | modules | may use |
+//! | --- | --- | --- |
+//! | leaves | `error`, `sync` | nothing of ours |
+//! | pure | `config`, `keys`, `layout`, `metadata`, `page`, `stats` | leaves, pure |
+//! | effects | `lane`, `device`, `staging`, `store` | leaves, pure, effects |
+//! | halves | `scheduler`, `worker` | all above; the scheduler knows the worker only by a trait of its own |
+//! | boundary | `ffi` | everything; nothing uses it |
+
+pub mod error;

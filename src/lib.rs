@@ -18,4 +18,5 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 
 pub mod error;
+pub mod layout;
 pub mod page;

@@ -33,7 +33,11 @@ fn vectors_seals() {
         assert_eq!(vector["payload_rule"], "byte i = (7*i + size) mod 256");
         let mut object: Vec<u8> = (0..size).map(|i| ((7 * i + size) % 256) as u8).collect();
         let footer = seal(key, &object);
-        assert_eq!(hex(&footer), vector["footer"].as_str().unwrap(), "size {size}");
+        assert_eq!(
+            hex(&footer),
+            vector["footer"].as_str().unwrap(),
+            "size {size}"
+        );
         object.extend_from_slice(&footer);
         assert_eq!(object.len(), size + FOOTER_BYTES);
         assert_eq!(verify(key, &object, size), Verdict::Intact);

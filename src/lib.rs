@@ -19,3 +19,5 @@
 
 pub mod error;
 pub mod keys;
+pub mod layout;
+pub mod page;

@@ -18,5 +18,7 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 
 pub mod error;
+pub mod lane;
 pub mod layout;
 pub mod page;
+pub mod sync;

@@ -20,5 +20,7 @@
 pub mod config;
 pub mod error;
 pub mod keys;
+pub mod lane;
 pub mod layout;
 pub mod page;
+pub mod sync;

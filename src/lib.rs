@@ -18,9 +18,14 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod keys;
 pub mod lane;
 pub mod layout;
+pub mod link;
+pub mod metadata;
 pub mod page;
+pub mod scheduler;
+pub mod stats;
 pub mod sync;

@@ -2,6 +2,12 @@
 //!
 //! `KVB_TRTLLM_VECTORS` and `KVB_KVB1_VECTORS` name other files of the same form to check instead.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers outside the test functions; in a test a panic is the verdict"
+)]
+
 use kvbridge::keys::{
     Chain, Geometry, Keys, Naming, PageFormat, Scheme, Scope, Seed, Shard, Template, Tokens,
     extend_many, hash_blocks, seed,

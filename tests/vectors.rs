@@ -158,7 +158,7 @@ fn check_chains(scheme: Scheme, vectors: &Value) {
             case.check(&once, seed, "in steps");
         }
 
-        let mut chains: Vec<Chain> = (0..11).map(|_| case.start(seed)).collect();
+        let mut chains: Vec<Chain> = (0..21).map(|_| case.start(seed)).collect();
         let mut batch: Vec<_> = chains
             .iter_mut()
             .map(|chain| (chain, Tokens::I64(tokens)))

@@ -172,7 +172,7 @@ proptest! {
 
     #[test]
     fn many_chains_side_by_side_are_the_same_chains(
-        requests in vec((scheme(), 1..20u32, 0..3u32, vec(any::<i32>(), 0..150)), 0..20),
+        requests in vec((scheme(), 1..20u32, 0..3u32, vec(any::<i32>(), 0..150)), 0..40),
         first in 0..40usize,
     ) {
         let mut chains: Vec<Chain> = Vec::new();
@@ -256,7 +256,7 @@ proptest! {
     #[test]
     fn filled_keys_are_the_formatted_keys(
         scheme in scheme(),
-        shards in vec((1..12u32, 0..2000u32), 0..6),
+        shards in vec((1..12u32, 0..2000u32), 0..45),
         blocks in 0..70usize,
         before in vec(part(), 0..3),
         seedling in any::<u8>(),

@@ -20,6 +20,8 @@ mod trtllm;
 #[cfg(test)]
 mod cases;
 #[cfg(test)]
+mod promises;
+#[cfg(test)]
 mod properties;
 
 pub use arena::Keys;

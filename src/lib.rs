@@ -18,6 +18,7 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 
 pub mod config;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod keys;
@@ -27,5 +28,6 @@ pub mod link;
 pub mod metadata;
 pub mod page;
 pub mod scheduler;
+pub mod staging;
 pub mod stats;
 pub mod sync;

@@ -17,4 +17,9 @@
 //! | halves | `scheduler`, `worker` | all above; the scheduler knows the worker only by a trait of its own |
 //! | boundary | `ffi` | everything; nothing uses it |
 
+pub mod device;
 pub mod error;
+pub mod keys;
+pub mod lane;
+pub mod layout;
+pub mod store;

@@ -217,6 +217,13 @@ pub fn recycle_targets<'b>(mut list: Vec<Target<'_>>) -> Vec<Target<'b>> {
     list.into_iter().map_while(|_| None).collect()
 }
 
+/// Device memory that is nobody's, for tests of those who must refuse it.
+#[cfg(test)]
+pub(crate) fn nowhere() -> (Source<'static>, Target<'static>) {
+    // SAFETY: who gets these has to refuse them without reading or writing.
+    unsafe { (Source::from_device(64, 8), Target::from_device(64, 8)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,9 +247,7 @@ mod tests {
 
     #[test]
     fn device_memory_has_no_bytes_here() {
-        // SAFETY: never read or written.
-        let (source, mut target) =
-            unsafe { (Source::from_device(64, 8), Target::from_device(64, 8)) };
+        let (source, mut target) = nowhere();
         assert!(source.bytes().is_none());
         assert!(target.bytes_mut().is_none());
         assert_eq!(source.memory(), Memory::Device);

@@ -163,6 +163,13 @@ impl Shared {
         leased.count() as u64
     }
 
+    /// Whether the key is there, without counting as access.
+    #[cfg(test)]
+    pub fn peek(&self, key: &[u8]) -> bool {
+        let mut state = self.state.lock();
+        state.index.find(key).is_some_and(|slot| slot.access != 0)
+    }
+
     pub fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
         out.clear();
         out.reserve(keys.len());

@@ -30,4 +30,5 @@ pub mod page;
 pub mod scheduler;
 pub mod staging;
 pub mod stats;
+pub mod store;
 pub mod sync;

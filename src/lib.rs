@@ -32,3 +32,4 @@ pub mod staging;
 pub mod stats;
 pub mod store;
 pub mod sync;
+pub mod worker;

@@ -40,7 +40,11 @@ impl Finished {
     /// Takes an announcement about all lives of `id` up to `generation` (of the bound metadata) and
     /// those that are queued. An id that is announced already stays with the later generation.
     pub fn announce(&mut self, id: u64, bound: Option<u64>) {
-        let queued = self.queued.range((id, 0)..=(id, u64::MAX)).next_back().map(|(life, _)| life.1);
+        let queued = self
+            .queued
+            .range((id, 0)..=(id, u64::MAX))
+            .next_back()
+            .map(|(life, _)| life.1);
         let last = queued.max(bound).unwrap_or(0);
         let generation = self.announced.entry(id).or_insert(last);
         *generation = last.max(*generation);
@@ -55,7 +59,12 @@ impl Finished {
             let Some(&generation) = self.announced.get(&id) else {
                 continue;
             };
-            if self.queued.range((id, 0)..=(id, generation)).next().is_none() {
+            if self
+                .queued
+                .range((id, 0)..=(id, generation))
+                .next()
+                .is_none()
+            {
                 self.announced.remove(&id);
                 out(id, generation);
             }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::mover::Mover;
 use super::Worker;
+use super::mover::Mover;
+use crate::device::memory::recycle_targets;
 use crate::device::{PageRef, Stream};
 use crate::error::{Error, Kind, Result, bail};
 use crate::keys::Keys;
@@ -56,7 +57,11 @@ impl LoadScratch {
     }
 
     fn lose(&mut self, wanted: Wanted) {
-        match self.lost.iter_mut().find(|lost| lost.request_id == wanted.request_id) {
+        match self
+            .lost
+            .iter_mut()
+            .find(|lost| lost.request_id == wanted.request_id)
+        {
             Some(lost) => lost.block = lost.block.min(wanted.block),
             None => self.lost.push(BlockOf {
                 request_id: wanted.request_id,
@@ -74,7 +79,7 @@ impl Worker {
     /// Blocks: for the pool's reads. Errors: what `bind` could not say; under TP `LoadFailed` when a page is
     /// missing, since its tokens were already reported as computed and no rank can restart alone.
     /// On a single rank or ADP owner a lost page is no error: see [`Worker::take_failed_loads`].
-    pub fn start_load(&mut self, _stream: Stream) -> Result<()> {
+    pub fn start_load(&mut self, stream: Stream) -> Result<()> {
         if let Some(error) = self.deferred.take() {
             self.abandon_loads();
             return Err(error);
@@ -88,7 +93,8 @@ impl Worker {
         let metadata = Arc::clone(&bound.metadata);
         if metadata.loads().runs().is_empty() {
             bound.loads_started = true;
-            self.shared.report(|report| report.started.push(metadata.pass()));
+            self.shared
+                .report(|report| report.started.push(metadata.pass()));
             return Ok(());
         }
         if self.shared.is_closed() {
@@ -97,24 +103,37 @@ impl Worker {
         }
         let Some(mover) = self.mover.clone() else {
             self.abandon_loads();
-            bail!(BadState, "start_load: pages are to be loaded, but no layout is registered");
+            bail!(
+                BadState,
+                "start_load: pages are to be loaded, but no layout is registered"
+            );
         };
         bound.loads_started = true;
         let mut scratch = std::mem::take(&mut self.load_scratch);
         scratch.begin();
-        self.load_runs(&mover, &metadata, &mut scratch);
-        self.shared.report(|report| report.started.push(metadata.pass()));
+        self.load_runs(&mover, stream, &metadata, &mut scratch);
+        self.shared
+            .report(|report| report.started.push(metadata.pass()));
         let result = self.settle_loads(&scratch);
         self.load_scratch = scratch;
         result
     }
 
-    fn load_runs(&mut self, mover: &Mover, metadata: &Metadata, scratch: &mut LoadScratch) {
+    fn load_runs(
+        &mut self,
+        mover: &Mover,
+        stream: Stream,
+        metadata: &Metadata,
+        scratch: &mut LoadScratch,
+    ) {
         let hash_bytes = self.shared.terms.hash_bytes();
         let kinds = &mover.plan.kinds;
         for view in metadata.views(metadata.loads()) {
             let run = view.run;
-            let blocks = view.hashes.chunks_exact(hash_bytes).zip(view.pages.chunks_exact(metadata.groups().len()));
+            let blocks = view
+                .hashes
+                .chunks_exact(hash_bytes)
+                .zip(view.pages.chunks_exact(metadata.groups().len()));
             for (number, (hash, pages)) in blocks.enumerate() {
                 if scratch.is_lost(run.request_id) {
                     break;
@@ -134,8 +153,15 @@ impl Worker {
                         slot: scratch.pages.len() as u32,
                     };
                     // An index that is no page was refused by the scheduler; another rank's layout may be smaller.
-                    if let Err(error) = mover.memory.check(&page).and_then(|()| scratch.keys.push_key(&kind.own, hash)) {
-                        tracing::warn!("request {}: block {}: {error}", run.request_id, wanted.block);
+                    if let Err(error) = mover
+                        .check(&page)
+                        .and_then(|()| scratch.keys.push_key(&kind.own, hash))
+                    {
+                        tracing::warn!(
+                            "request {}: block {}: {error}",
+                            run.request_id,
+                            wanted.block
+                        );
                         scratch.failed_pages += 1;
                         scratch.lose(wanted);
                         break;
@@ -143,32 +169,37 @@ impl Worker {
                     scratch.pages.push(page);
                     scratch.wanted.push(wanted);
                     if scratch.pages.len() == mover.batch {
-                        self.load_batch(mover, scratch);
+                        self.load_batch(mover, stream, scratch);
                     }
                 }
             }
         }
-        self.load_batch(mover, scratch);
+        self.load_batch(mover, stream, scratch);
     }
 
     /// Gets one batch into the slots, judges every page, and scatters those that are whole.
-    fn load_batch(&mut self, mover: &Mover, scratch: &mut LoadScratch) {
+    fn load_batch(&mut self, mover: &Mover, stream: Stream, scratch: &mut LoadScratch) {
         if scratch.pages.is_empty() {
             return;
         }
         let plan = &mover.plan;
         let stats = &self.shared.stats;
         let mut slots = mover.load_slots.lock();
-        let object_bytes = |wanted: &Wanted| plan.object_bytes(plan.kinds[usize::from(wanted.kind)].payload);
-        let mut targets = mover.load_targets.take();
+        let object_bytes =
+            |wanted: &Wanted| plan.object_bytes(plan.kinds[usize::from(wanted.kind)].payload);
+        let mut targets = recycle_targets(std::mem::take(&mut *mover.load_targets.lock()));
         targets.extend(
             slots
-                .iter_mut()
+                .slots_mut()
                 .zip(&scratch.wanted)
                 .map(|(slot, wanted)| (&mut slot[..object_bytes(wanted) as usize]).into()),
         );
-        self.shared.store.get(&scratch.keys, Pieces::one_each(&mut targets), &mut scratch.outcomes);
-        mover.load_targets.give_back(targets);
+        self.shared.store.get(
+            &scratch.keys,
+            Pieces::one_each(&mut targets),
+            &mut scratch.outcomes,
+        );
+        *mover.load_targets.lock() = recycle_targets(targets);
         stats.store_calls.add(1);
         if scratch.outcomes.len() != scratch.pages.len() {
             tracing::warn!(
@@ -185,7 +216,8 @@ impl Worker {
             let outcome = scratch.outcomes.get(number).copied();
             let whole = outcome == Some(GetOutcome::Landed(object))
                 && (!plan.sealed() || {
-                    let bytes = &slots.slot(number)[..object as usize];
+                    let slot = slots.slot(number as u32).unwrap_or_default();
+                    let bytes = slot.get(..object as usize).unwrap_or_default();
                     let verdict = verify(scratch.keys.get(number), bytes, payload);
                     if verdict != Verdict::Intact {
                         stats.bad_seals.add(1);
@@ -224,7 +256,7 @@ impl Worker {
             kept += 1;
         }
         scratch.pages.truncate(kept);
-        if let Err(error) = mover.memory.scatter(&scratch.pages, &slots) {
+        if let Err(error) = mover.memory.scatter(stream, &scratch.pages, &mut slots) {
             // Nothing of this batch can be trusted to be in the cache.
             tracing::error!("load: {error}");
             for number in 0..scratch.wanted.len() {
@@ -241,15 +273,27 @@ impl Worker {
         if scratch.lost.is_empty() {
             return Ok(());
         }
-        let missing = scratch.first_missing.as_deref().unwrap_or("none was asked for");
+        let missing = scratch
+            .first_missing
+            .as_deref()
+            .unwrap_or("none was asked for");
         let text = format!(
             "load: {} pages did not arrive, {} bytes landed; first missing: {missing}",
             scratch.failed_pages, scratch.landed_bytes
         );
-        self.shared.stats.failed_load_requests.add(scratch.lost.len() as u64);
-        self.shared.report(|report| report.failed_loads.extend_from_slice(&scratch.lost));
+        self.shared
+            .stats
+            .failed_load_requests
+            .add(scratch.lost.len() as u64);
+        self.shared
+            .report(|report| report.failed_loads.extend_from_slice(&scratch.lost));
         if let Some(bound) = &mut self.bound {
-            bound.drop_saves(scratch.lost.iter().map(|lost| (lost.request_id, lost.generation)));
+            bound.drop_saves(
+                scratch
+                    .lost
+                    .iter()
+                    .map(|lost| (lost.request_id, lost.generation)),
+            );
         }
         if !self.shared.terms.restarts_requests() {
             bail!(
@@ -259,7 +303,8 @@ impl Worker {
             );
         }
         tracing::warn!("{text}; {} requests are handed back", scratch.lost.len());
-        self.failed_loads.extend(scratch.lost.iter().map(|lost| lost.request_id));
+        self.failed_loads
+            .extend(scratch.lost.iter().map(|lost| lost.request_id));
         Ok(())
     }
 
@@ -276,9 +321,13 @@ impl Worker {
             return None;
         }
         bound.drop_saves(runs.iter().map(|run| (run.request_id, run.generation)));
-        self.shared.stats.failed_load_requests.add(runs.len() as u64);
+        self.shared
+            .stats
+            .failed_load_requests
+            .add(runs.len() as u64);
         if self.shared.terms.restarts_requests() {
-            self.failed_loads.extend(runs.iter().map(|run| run.request_id));
+            self.failed_loads
+                .extend(runs.iter().map(|run| run.request_id));
             return None;
         }
         Some(Error::new(

@@ -97,7 +97,12 @@ pub struct Handle(Arc<Shared>);
 impl Worker {
     /// A worker on the pool behind `store`. `EngineRefused`, `Unsupported` and `ConfigInvalid` say what does
     /// not fit together; `NoThread` when the save thread cannot be started.
-    pub fn new(config: &Config, engine: &Engine, store: Arc<dyn Store>, mode: &Mode) -> Result<Self> {
+    pub fn new(
+        config: &Config,
+        engine: &Engine,
+        store: Arc<dyn Store>,
+        mode: &Mode,
+    ) -> Result<Self> {
         let terms = engine.terms(config)?;
         let naming = Naming {
             scheme: terms.scheme,
@@ -114,7 +119,11 @@ impl Worker {
         check_capabilities(config, store.as_ref())?;
         let lane = format!("kvb-r{}-save", terms.global_rank);
         Ok(Self {
-            shared: Arc::new(Shared::new(terms, store, config.lookup_chunk_blocks() as usize)),
+            shared: Arc::new(Shared::new(
+                terms,
+                store,
+                config.lookup_chunk_blocks() as usize,
+            )),
             naming,
             number_format: config.number_format().unwrap_or_default().to_owned(),
             staging_bytes: config.staging_buffer_bytes(),
@@ -159,15 +168,30 @@ impl Worker {
             bail!(Closed, "register_layout: the worker was shut down");
         }
         if self.shared.terms.role == Role::Capacity {
-            bail!(BadState, "register_layout: role = capacity transfers nothing and takes no layout");
+            bail!(
+                BadState,
+                "register_layout: role = capacity transfers nothing and takes no layout"
+            );
         }
         if self.mover.is_some() {
-            bail!(BadState, "register_layout: a layout is registered already; unregister it first");
+            bail!(
+                BadState,
+                "register_layout: a layout is registered already; unregister it first"
+            );
         }
         memory.layout().validate()?;
-        let plan = PagePlan::new(&self.shared.terms, &self.naming, &self.number_format, memory.layout())?;
+        let plan = PagePlan::new(
+            &self.shared.terms,
+            &self.naming,
+            &self.number_format,
+            memory.layout(),
+        )?;
         let plan = Arc::new(plan);
-        if self.first_plan.as_ref().is_some_and(|first| !first.same_pages(&plan)) {
+        if self
+            .first_plan
+            .as_ref()
+            .is_some_and(|first| !first.same_pages(&plan))
+        {
             bail!(
                 Contradiction,
                 "register_layout: the layout registered before had other groups, regions or formats; only addresses and page counts may change"
@@ -196,7 +220,9 @@ impl Worker {
             bail!(BadState, "unregister_layout: no layout is registered");
         }
         let shared = Arc::clone(&self.shared);
-        if !self.saves.wait_until(Some(self.save_timeout), || shared.finished.lock().in_flight() == 0) {
+        if !self.saves.wait_until(Some(self.save_timeout), || {
+            shared.finished.lock().in_flight() == 0
+        }) {
             bail!(
                 Busy,
                 "unregister_layout: saves are still running after {} ms",
@@ -305,13 +331,20 @@ fn check_capabilities(config: &Config, store: &dyn Store) -> Result<()> {
     }
     let can = store.capabilities();
     for (asked, able, field) in [
-        (config.soft_pin_ttl_ms().is_some(), can.soft_pin_ttl, "soft_pin_ttl_ms"),
+        (
+            config.soft_pin_ttl_ms().is_some(),
+            can.soft_pin_ttl,
+            "soft_pin_ttl_ms",
+        ),
         (config.group_blocks(), can.groups, "group_blocks"),
     ] {
         if asked && !able {
             return Err(Error::new(
                 Kind::PoolRefused,
-                format!("{field} is set, but the store \"{}\" cannot do it", can.name),
+                format!(
+                    "{field} is set, but the store \"{}\" cannot do it",
+                    can.name
+                ),
             ));
         }
     }

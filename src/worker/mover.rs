@@ -6,46 +6,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::plan::PagePlan;
-use crate::device::CacheMemory;
 use crate::device::memory::{Source, Target};
-use crate::error::Result;
-use crate::page::FOOTER_BYTES;
+use crate::device::{CacheMemory, PageRef};
+use crate::error::{Result, bail};
 use crate::staging::{self, Slots};
 use crate::store::Store;
-
-/// Keeps the memory of a list whose elements borrow from something that does not live as long.
-pub(super) struct Spare<T: 'static>(Mutex<Vec<T>>);
-
-impl<T: 'static> Spare<T> {
-    fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
-}
-
-macro_rules! spare_list {
-    ($type:ident) => {
-        impl Spare<$type<'static>> {
-            /// The list, empty.
-            pub fn take<'a>(&self) -> Vec<$type<'a>> {
-                recycle(std::mem::take(&mut *self.0.lock()))
-            }
-
-            /// Returns the list; what it borrowed ends here.
-            pub fn give_back(&self, list: Vec<$type<'_>>) {
-                *self.0.lock() = recycle(list);
-            }
-        }
-    };
-}
-spare_list!(Source);
-spare_list!(Target);
-
-/// An empty list in the memory of another: collecting an emptied list in place keeps its
-/// allocation, and no element changes its type.
-fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
-    list.clear();
-    list.into_iter().map_while(|_| None).collect()
-}
 
 pub(super) struct Mover {
     pub plan: Arc<PagePlan>,
@@ -54,8 +19,9 @@ pub(super) struct Mover {
     pub batch: usize,
     pub load_slots: Mutex<Slots>,
     pub save_slots: Mutex<Slots>,
-    pub load_targets: Spare<Target<'static>>,
-    pub save_sources: Spare<Source<'static>>,
+    /// Empty lists, kept for their memory between batches.
+    pub load_targets: Mutex<Vec<Target<'static>>>,
+    pub save_sources: Mutex<Vec<Source<'static>>>,
     store: Arc<dyn Store>,
 }
 
@@ -68,16 +34,17 @@ impl Mover {
         budget: u64,
         batch: u32,
     ) -> Result<Self> {
-        let object_bytes = plan.largest_payload() + FOOTER_BYTES as u64;
-        let batch = batch.min(u32::try_from(store.capabilities().keys_per_call).unwrap_or(u32::MAX));
-        let sizes = staging::plan(budget, 1, object_bytes, batch)?;
+        let page_bytes = plan.largest_payload();
+        let batch =
+            batch.min(u32::try_from(store.capabilities().keys_per_call).unwrap_or(u32::MAX));
+        let sizes = staging::plan(budget, 1, page_bytes, batch);
         if sizes.raised {
             tracing::warn!(
-                "staging_buffer_bytes = {budget} is less than one page of {object_bytes} bytes: one page is used"
+                "staging_buffer_bytes = {budget} is less than one page of {page_bytes} bytes: one page is used"
             );
         }
-        let load_slots = Slots::new(sizes.slot_bytes, sizes.slots)?;
-        let save_slots = Slots::new(sizes.slot_bytes, sizes.slots)?;
+        let load_slots = Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)?;
+        let save_slots = Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)?;
         store.register(load_slots.range())?;
         if let Err(error) = store.register(save_slots.range()) {
             let _ = store.unregister(load_slots.range());
@@ -89,10 +56,18 @@ impl Mover {
             batch: sizes.slots as usize,
             load_slots: Mutex::new(load_slots),
             save_slots: Mutex::new(save_slots),
-            load_targets: Spare::new(),
-            save_sources: Spare::new(),
+            load_targets: Mutex::default(),
+            save_sources: Mutex::default(),
             store,
         })
+    }
+
+    /// Whether the layout has this page.
+    pub fn check(&self, page: &PageRef) -> Result<()> {
+        match self.memory.layout().groups().get(usize::from(page.group)) {
+            Some(group) => group.check_index(page.index),
+            None => bail!(OutOfRange, "layer group at position {}", page.group),
+        }
     }
 
     /// Takes the slots back from the store. False: the store may still use them, and they must

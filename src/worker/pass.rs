@@ -37,7 +37,8 @@ impl Worker {
             bound.saves_taken = true;
         }
         let pass = metadata.pass();
-        self.recently_reported.retain(|reported| reported.2 + BUILT_AHEAD >= pass);
+        self.recently_reported
+            .retain(|reported| reported.2 + BUILT_AHEAD >= pass);
         let stale: Vec<_> = metadata
             .saves()
             .runs()
@@ -63,7 +64,11 @@ impl Worker {
         let empty = metadata.loads().runs().is_empty() && metadata.saves().runs().is_empty();
         if let Some(plan) = &self.first_plan
             && !empty
-            && !plan.groups.iter().map(|group| &group.id).eq(metadata.groups())
+            && !plan
+                .groups
+                .iter()
+                .map(|group| &group.id)
+                .eq(metadata.groups())
         {
             return Err(Error::new(
                 Kind::Contradiction,
@@ -92,7 +97,9 @@ impl Worker {
         for &id in finished {
             let of_bound = self.bound.as_ref().and_then(|bound| {
                 let runs = bound.metadata.saves().runs().iter();
-                runs.filter(|run| run.request_id == id).map(|run| run.generation).max()
+                runs.filter(|run| run.request_id == id)
+                    .map(|run| run.generation)
+                    .max()
             });
             queue.announce(id, of_bound);
             if let (Some(bound), Some(generation)) = (&mut self.bound, of_bound) {
@@ -106,7 +113,8 @@ impl Worker {
             self.recently_reported.push((id, generation, pass));
         });
         drop(queue);
-        self.shared.report(|report| report.released.extend_from_slice(&self.saved_view));
+        self.shared
+            .report(|report| report.released.extend_from_slice(&self.saved_view));
         Ok(Reported {
             saved: &self.saved_view,
         })

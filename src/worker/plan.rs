@@ -34,7 +34,12 @@ pub(super) struct PagePlan {
 }
 
 impl PagePlan {
-    pub fn new(terms: &Terms, naming: &Naming, wanted_format: &str, layout: &Layout) -> Result<Self> {
+    pub fn new(
+        terms: &Terms,
+        naming: &Naming,
+        wanted_format: &str,
+        layout: &Layout,
+    ) -> Result<Self> {
         let mut plan = Self {
             kinds: Vec::new(),
             lookup: Vec::new(),
@@ -42,7 +47,7 @@ impl PagePlan {
                 .groups()
                 .iter()
                 .map(|group| GroupInfo {
-                    id: group.group.id,
+                    id: group.group().id,
                     slots: group.slots(),
                 })
                 .collect(),
@@ -50,14 +55,18 @@ impl PagePlan {
         };
         for (position, group) in layout.groups().iter().enumerate() {
             let Ok(position) = u16::try_from(position) else {
-                bail!(InvalidArgument, "layout: more than {} layer groups", u16::MAX);
+                bail!(
+                    InvalidArgument,
+                    "layout: more than {} layer groups",
+                    u16::MAX
+                );
             };
-            let format = &group.group.number_format;
+            let format = &group.group().number_format;
             if !wanted_format.is_empty() && wanted_format != format {
                 bail!(
                     ConfigInvalid,
                     "kvbridge.number_format = \"{wanted_format}\", but layer group {} holds \"{format}\"",
-                    group.group.id
+                    group.group().id
                 );
             }
             for part in [Part::Sharded, Part::Replicated] {
@@ -67,30 +76,44 @@ impl PagePlan {
         Ok(plan)
     }
 
-    fn add(&mut self, terms: &Terms, naming: &Naming, position: u16, group: &GroupLayout, part: Part) -> Result<()> {
-        let regions = match part {
-            Part::Sharded => &group.sharded,
-            Part::Replicated => &group.replicated,
-        };
+    fn add(
+        &mut self,
+        terms: &Terms,
+        naming: &Naming,
+        position: u16,
+        group: &GroupLayout,
+        part: Part,
+    ) -> Result<()> {
+        let regions = group.regions(part);
         if regions.is_empty() {
             return Ok(());
         }
         let sizes: Vec<u64> = regions.iter().map(|region| region.size).collect();
         let geometry = Geometry {
-            number_format: &group.group.number_format,
-            layout_tag: &group.group.layout_tag,
-            layer_group: group.group.id,
-            window: group.group.window,
-            layer_ids: &group.group.layer_ids,
+            number_format: &group.group().number_format,
+            layout_tag: &group.group().layout_tag,
+            layer_group: group.group().id,
+            window: group.group().window,
+            layer_ids: &group.group().layer_ids,
             region_sizes: &sizes,
         };
         let own = match part {
             Part::Sharded => {
                 for rank in 0..terms.world {
-                    let shard = Shard::Rank { world: terms.world, rank };
+                    let shard = Shard::Rank {
+                        world: terms.world,
+                        rank,
+                    };
                     self.lookup.push(Template::page(naming, &geometry, shard)?);
                 }
-                Template::page(naming, &geometry, Shard::Rank { world: terms.world, rank: terms.rank })?
+                Template::page(
+                    naming,
+                    &geometry,
+                    Shard::Rank {
+                        world: terms.world,
+                        rank: terms.rank,
+                    },
+                )?
             }
             Part::Replicated => {
                 let template = Template::page(naming, &geometry, Shard::Replicated)?;
@@ -101,7 +124,7 @@ impl PagePlan {
         self.kinds.push(PageKind {
             group: position,
             part,
-            payload: group.page_bytes(part)?,
+            payload: group.page_bytes(part),
             own,
             writes: part == Part::Sharded || terms.rank == 0,
         });
@@ -119,14 +142,26 @@ impl PagePlan {
 
     /// The largest payload of any kind.
     pub fn largest_payload(&self) -> u64 {
-        self.kinds.iter().map(|kind| kind.payload).max().unwrap_or(0)
+        self.kinds
+            .iter()
+            .map(|kind| kind.payload)
+            .max()
+            .unwrap_or(0)
     }
 
     /// True when `other` has the same pages under the same names; addresses and counts may differ.
     pub fn same_pages(&self, other: &Self) -> bool {
         self.lookup == other.lookup
             && self.kinds.len() == other.kinds.len()
-            && self.kinds.iter().zip(&other.kinds).all(|(one, two)| one.own == two.own && one.payload == two.payload)
-            && self.groups.iter().map(|group| group.id).eq(other.groups.iter().map(|group| group.id))
+            && self
+                .kinds
+                .iter()
+                .zip(&other.kinds)
+                .all(|(one, two)| one.own == two.own && one.payload == two.payload)
+            && self
+                .groups
+                .iter()
+                .map(|group| group.id)
+                .eq(other.groups.iter().map(|group| group.id))
     }
 }

@@ -6,6 +6,7 @@ use super::Worker;
 use super::finished::Life;
 use super::mover::Mover;
 use super::shared::Shared;
+use crate::device::memory::recycle_sources;
 use crate::device::{Event, PageRef, Stream};
 use crate::error::{Result, bail};
 use crate::keys::Keys;
@@ -76,10 +77,17 @@ impl Worker {
         if self.shared.is_closed() {
             bail!(Closed, "wait_for_save: the worker was shut down");
         }
-        let wanted = metadata.saves().runs().iter().any(|run| !bound.is_dropped(run.request_id, run.generation));
+        let wanted = metadata
+            .saves()
+            .runs()
+            .iter()
+            .any(|run| !bound.is_dropped(run.request_id, run.generation));
         if wanted {
             let Some(mover) = &self.mover else {
-                bail!(BadState, "wait_for_save: pages are to be saved, but no layout is registered");
+                bail!(
+                    BadState,
+                    "wait_for_save: pages are to be saved, but no layout is registered"
+                );
             };
             let item = SaveItem::new(
                 Arc::clone(&self.shared),
@@ -96,7 +104,8 @@ impl Worker {
             }
         }
         bound.saves_taken = true;
-        self.shared.report(|report| report.submitted.push(metadata.pass()));
+        self.shared
+            .report(|report| report.submitted.push(metadata.pass()));
         Ok(())
     }
 }
@@ -129,7 +138,8 @@ impl SaveItem {
     /// The life of each run that is saved; a request with several runs counts several times.
     fn lives(&self) -> impl Iterator<Item = Life> {
         let runs = self.metadata.saves().runs().iter();
-        runs.map(|run| (run.request_id, run.generation)).filter(|life| !self.dropped.contains(life))
+        runs.map(|run| (run.request_id, run.generation))
+            .filter(|life| !self.dropped.contains(life))
     }
 
     /// Fills the batch from the cursor on; false when there is nothing left.
@@ -141,7 +151,8 @@ impl SaveItem {
         let metadata = Arc::clone(&self.metadata);
         let mover = Arc::clone(&self.mover);
         while scratch.pages.len() < mover.batch {
-            let Some(view) = metadata.view_at(metadata.saves(), self.cursor.run, self.cursor.base) else {
+            let Some(view) = metadata.view_at(metadata.saves(), self.cursor.run, self.cursor.base)
+            else {
                 return !scratch.pages.is_empty();
             };
             let (run, blocks) = (view.run, view.run.blocks as usize);
@@ -161,7 +172,12 @@ impl SaveItem {
             };
             self.cursor.kind += 1;
             if kind.writes {
-                self.add(scratch, &view, blocks - 1 - self.cursor.done, self.cursor.kind - 1);
+                self.add(
+                    scratch,
+                    &view,
+                    blocks - 1 - self.cursor.done,
+                    self.cursor.kind - 1,
+                );
             }
         }
         true
@@ -171,8 +187,15 @@ impl SaveItem {
         let kind = &self.mover.plan.kinds[kind];
         let hash_bytes = self.shared.terms.hash_bytes();
         let groups = self.metadata.groups().len();
-        let hash = view.hashes.get(block * hash_bytes..(block + 1) * hash_bytes).unwrap_or_default();
-        let index = view.pages.get(block * groups + usize::from(kind.group)).copied().unwrap_or(-1);
+        let hash = view
+            .hashes
+            .get(block * hash_bytes..(block + 1) * hash_bytes)
+            .unwrap_or_default();
+        let index = view
+            .pages
+            .get(block * groups + usize::from(kind.group))
+            .copied()
+            .unwrap_or(-1);
         let page = PageRef {
             group: kind.group,
             part: kind.part,
@@ -180,8 +203,15 @@ impl SaveItem {
             slot: 0,
         };
         // The scheduler refused an index that is no page; another rank's layout may be smaller.
-        if let Err(error) = self.mover.memory.check(&page).and_then(|()| scratch.keys.push_key(&kind.own, hash)) {
-            tracing::warn!("request {}: a page cannot be saved: {error}", view.run.request_id);
+        if let Err(error) = self
+            .mover
+            .check(&page)
+            .and_then(|()| scratch.keys.push_key(&kind.own, hash))
+        {
+            tracing::warn!(
+                "request {}: a page cannot be saved: {error}",
+                view.run.request_id
+            );
             self.shared.stats.failed_save_pages.add(1);
             return;
         }
@@ -204,13 +234,17 @@ impl SaveItem {
             page.slot = slot as u32;
         }
         let mut slots = self.mover.save_slots.lock();
-        if let Err(error) = self.mover.memory.gather(&scratch.pages, &mut slots) {
+        if let Err(error) = self
+            .mover
+            .memory
+            .gather(Stream::default(), &scratch.pages, &mut slots)
+        {
             tracing::error!("save: {error}");
             stats.failed_save_pages.add(scratch.pages.len() as u64);
             return;
         }
-        let mut sources = self.mover.save_sources.take();
-        for (number, (slot, &payload)) in slots.iter_mut().zip(&scratch.payloads).enumerate() {
+        let mut sources = recycle_sources(std::mem::take(&mut *self.mover.save_sources.lock()));
+        for (number, (slot, &payload)) in slots.slots_mut().zip(&scratch.payloads).enumerate() {
             let (bytes, footer) = slot.split_at_mut(payload as usize);
             if self.mover.plan.sealed() {
                 footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.keys.get(number), bytes));
@@ -224,7 +258,7 @@ impl SaveItem {
             &PutOptions::default(),
             &mut scratch.outcomes,
         );
-        self.mover.save_sources.give_back(sources);
+        *self.mover.save_sources.lock() = recycle_sources(sources);
         stats.store_calls.add(1);
         self.note_outcomes(scratch);
     }
@@ -244,7 +278,9 @@ impl SaveItem {
         retain_by_index(&mut scratch.pages, wanted);
         retain_by_index(&mut scratch.payloads, wanted);
         retain_by_index(&mut scratch.blocks, wanted);
-        stats.already_stored_pages.add((present.len() - scratch.pages.len()) as u64);
+        stats
+            .already_stored_pages
+            .add((present.len() - scratch.pages.len()) as u64);
     }
 
     fn note_outcomes(&self, scratch: &SaveScratch) {
@@ -252,7 +288,11 @@ impl SaveItem {
         let answered = scratch.outcomes.len() == scratch.pages.len();
         let mut failed = 0u64;
         for (number, block) in scratch.blocks.iter().enumerate() {
-            let outcome = if answered { scratch.outcomes[number] } else { PutOutcome::Failed(0) };
+            let outcome = if answered {
+                scratch.outcomes[number]
+            } else {
+                PutOutcome::Failed(0)
+            };
             match outcome {
                 PutOutcome::Stored => {
                     stats.saved_pages.add(1);
@@ -288,7 +328,9 @@ impl Item for SaveItem {
         if !std::mem::replace(&mut self.waited, true)
             && let Err(error) = self.mover.memory.device().wait(&self.event)
         {
-            tracing::error!("save: the pass cannot be waited for, its pages are not saved: {error}");
+            tracing::error!(
+                "save: the pass cannot be waited for, its pages are not saved: {error}"
+            );
             return Step::Done;
         }
         let scratch = Arc::clone(&self.scratch);
@@ -313,7 +355,13 @@ impl Drop for SaveItem {
                 rest += u64::from(run.blocks);
             }
         }
-        let kinds = self.mover.plan.kinds.iter().filter(|kind| kind.writes).count() as u64;
+        let kinds = self
+            .mover
+            .plan
+            .kinds
+            .iter()
+            .filter(|kind| kind.writes)
+            .count() as u64;
         let rest = rest.saturating_sub(self.cursor.done as u64) * kinds;
         self.shared.stats.dropped_save_pages.add(rest);
     }

@@ -82,7 +82,11 @@ impl Shared {
         for chunk in hashes.chunks(chunk_blocks * self.terms.hash_bytes()) {
             let blocks = chunk.len() / self.terms.hash_bytes();
             scratch.keys.clear();
-            scratch.keys.fill(&plan.lookup, chunk);
+            if let Err(error) = scratch.keys.fill(&plan.lookup, chunk) {
+                // Only hashes of another scheme get here: nothing of ours is stored under them.
+                tracing::warn!("lookup: {error}");
+                return hits;
+            }
             self.store.exist(&scratch.keys, &mut scratch.present);
             self.stats.store_calls.add(1);
             self.stats.lookup_blocks.add(blocks as u64);
@@ -99,9 +103,15 @@ impl Shared {
                 );
                 return hits;
             }
-            let count = |wanted: fn(&Presence) -> bool| present.iter().filter(|one| wanted(one)).count() as u64;
-            self.stats.missing_keys.add(count(|one| *one == Presence::Absent));
-            self.stats.failed_lookup_keys.add(count(|one| matches!(one, Presence::Unknown(_))));
+            let count = |wanted: fn(&Presence) -> bool| {
+                present.iter().filter(|one| wanted(one)).count() as u64
+            };
+            self.stats
+                .missing_keys
+                .add(count(|one| *one == Presence::Absent));
+            self.stats
+                .failed_lookup_keys
+                .add(count(|one| matches!(one, Presence::Unknown(_))));
             match present.iter().position(|one| *one != Presence::Present) {
                 None => hits += blocks,
                 Some(miss) => return hits + miss / per_block,

@@ -483,4 +483,21 @@ mod tests {
         assert_eq!(put(&pool, b"d"), PutOutcome::Stored);
         assert_eq!(get(&pool, b"b"), GetOutcome::Missing);
     }
+
+    #[test]
+    fn the_end_of_a_reading_makes_room_for_a_put_that_was_refused() {
+        let pool = pool();
+        assert_eq!(put(&pool, b"a"), PutOutcome::Stored);
+        assert_eq!(put(&pool, b"b"), PutOutcome::Stored);
+        let pin = |key| pool.state.lock().pin(key, Ok(SIZE)).unwrap();
+        let ((a, reading_a, _), _b) = (pin(b"a"), pin(b"b"));
+        assert_eq!(put(&pool, b"c"), PutOutcome::NoSpace);
+        let mut guard = pool.state.lock();
+        let state = &mut *guard;
+        state.index.end_reading(a, reading_a, &mut state.books);
+        state.evictor.readings_ended();
+        drop(guard);
+        assert_eq!(put(&pool, b"c"), PutOutcome::Stored);
+        assert_eq!(get(&pool, b"a"), GetOutcome::Missing);
+    }
 }

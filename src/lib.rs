@@ -18,3 +18,4 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 
 pub mod error;
+pub mod ffi;

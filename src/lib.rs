@@ -19,3 +19,6 @@
 
 pub mod error;
 pub mod ffi;
+pub mod keys;
+pub mod layout;
+pub mod page;

@@ -17,6 +17,7 @@
 //! | halves | `scheduler`, `worker` | all above; the scheduler knows the worker only by a trait of its own |
 //! | boundary | `ffi` | everything; nothing uses it |
 
+pub mod config;
 pub mod error;
 pub mod ffi;
 pub mod keys;

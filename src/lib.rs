@@ -21,5 +21,7 @@ pub mod config;
 pub mod error;
 pub mod ffi;
 pub mod keys;
+pub mod lane;
 pub mod layout;
 pub mod page;
+pub mod sync;

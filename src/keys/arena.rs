@@ -124,35 +124,48 @@ impl Keys {
         let batch = (BATCH_BYTES / record).clamp(1, BATCH_BLOCKS);
         self.bytes.reserve(record * hashes.len());
         self.ends.reserve(templates.len() * hashes.len());
-        let pattern = self.bytes.len();
+        // The first batch is spelled out and is the pattern that the others are copied from.
+        let (bytes, ends) = (self.bytes.len(), self.ends.len());
         let mut hex = [0; BATCH_BLOCKS * 2 * MAX_HASH_LEN];
         for (index, hashes) in hashes.chunks(batch).enumerate() {
-            let start = self.bytes.len();
+            let first = self.ends.len();
             if index == 0 {
-                // The first batch is the pattern of all others.
                 for template in templates {
                     self.bytes.extend_from_slice(template.prefix());
                     self.bytes.resize(self.bytes.len() + HEX, b'0');
-                    self.bytes.push(0);
+                    self.end_key();
                 }
-                for _ in 1..hashes.len() {
-                    self.bytes.extend_from_within(pattern..pattern + record);
+                for block in 1..hashes.len() {
+                    self.repeat(bytes, record, ends, templates.len(), block * record);
                 }
             } else {
-                let size = record * hashes.len();
-                self.bytes.extend_from_within(pattern..pattern + size);
+                self.repeat(
+                    bytes,
+                    record * hashes.len(),
+                    ends,
+                    templates.len() * hashes.len(),
+                    index * batch * record,
+                );
             }
             // The buffer holds the hex of a whole batch, so this cannot fail.
             let _ = faster_hex::hex_encode(hashes.as_flattened(), &mut hex);
-            let mut at = start;
-            for hex in hex.as_chunks::<HEX>().0.iter().take(hashes.len()) {
-                for template in templates {
-                    let end = at + template.key_len();
-                    self.bytes[end - HEX..end].copy_from_slice(hex);
-                    self.ends.push(end);
-                    at = end + 1;
+            let records = self.ends[first..].chunks_exact(templates.len());
+            for (ends, hex) in records.zip(hex.as_chunks::<HEX>().0) {
+                for end in ends {
+                    self.bytes[end - HEX..*end].copy_from_slice(hex);
                 }
             }
+        }
+    }
+
+    /// Appends a copy of the `count` bytes at `bytes` and of their `keys` keys from number `ends`
+    /// on; the copy lies `distance` bytes behind the original.
+    fn repeat(&mut self, bytes: usize, count: usize, ends: usize, keys: usize, distance: usize) {
+        self.bytes.extend_from_within(bytes..bytes + count);
+        let first = self.ends.len();
+        self.ends.extend_from_within(ends..ends + keys);
+        for end in &mut self.ends[first..] {
+            *end += distance;
         }
     }
 

@@ -18,10 +18,12 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 
 pub mod config;
+pub mod device;
 pub mod error;
 pub mod ffi;
 pub mod keys;
 pub mod lane;
 pub mod layout;
 pub mod page;
+pub mod staging;
 pub mod sync;

@@ -16,6 +16,8 @@ mod tests;
 
 pub use stepper::Stepper;
 
+pub use crate::sync::{Clock, ManualClock, SystemClock};
+
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -100,19 +100,19 @@ impl GroupLayout {
 
     /// `OutOfRange` unless `index` is a page of this group. -1, "no page", is none.
     pub fn check_index(&self, index: i32) -> Result<()> {
-        self.checked(index).map(|_| ())
+        self.subscript(index).map(|_| ())
     }
 
     /// Appends the address pieces of page `index` to `out`, in page order. On an error (see
     /// [`check_index`](Self::check_index)) nothing is appended.
     pub fn pieces(&self, part: Part, index: i32, out: &mut Vec<Piece>) -> Result<()> {
-        let index = self.checked(index)?;
+        let index = self.subscript(index)?;
         out.extend(self.regions(part).iter().map(|region| region.piece(index)));
         Ok(())
     }
 
     /// The index as a subscript that every region of the group has.
-    fn checked(&self, index: i32) -> Result<u64> {
+    pub(crate) fn subscript(&self, index: i32) -> Result<u64> {
         match u64::try_from(index) {
             Ok(subscript) if subscript < self.slots => Ok(subscript),
             _ => bail!(

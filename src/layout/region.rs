@@ -68,7 +68,7 @@ impl Region {
 
     /// The piece of page `index`. The index was compared with the slot count and the region
     /// checked when it was added, so nothing can wrap here.
-    pub(super) fn piece(&self, index: u64) -> Piece {
+    pub(crate) fn piece(&self, index: u64) -> Piece {
         debug_assert!(index < self.slots);
         Piece {
             address: self.base.wrapping_add(self.stride.wrapping_mul(index)),

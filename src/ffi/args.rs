@@ -273,16 +273,22 @@ impl Buffer<'_> {
         self.parts(text.as_bytes(), &[0])
     }
 
+    /// Says how much room is needed, which is more than there is.
+    pub(super) fn lacks(self, needed: usize) -> Result<()> {
+        self.needed.write(needed);
+        bail!(
+            TooSmall,
+            "the buffer has {} bytes, {needed} are needed",
+            self.capacity
+        );
+    }
+
     fn parts(self, first: &[u8], second: &[u8]) -> Result<()> {
         let needed = first.len().saturating_add(second.len());
-        self.needed.write(needed);
         if needed > self.capacity {
-            bail!(
-                TooSmall,
-                "the buffer has {} bytes, {needed} are needed",
-                self.capacity
-            );
+            return self.lacks(needed);
         }
+        self.needed.write(needed);
         // SAFETY: `needed` bytes fit into the buffer, checked and promised when it was made.
         unsafe {
             ptr::copy_nonoverlapping(first.as_ptr(), self.start, first.len());

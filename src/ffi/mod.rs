@@ -13,9 +13,18 @@
     reason = "what all callers promise is said once, in the header's conventions"
 )]
 
+pub mod config;
 pub mod global;
+pub mod keys;
+pub mod layout;
 pub mod log;
+pub mod metadata;
+pub mod plain;
+pub mod plugin;
+pub mod scheduler;
 pub mod status;
+pub mod store;
+pub mod worker;
 
 mod args;
 mod guard;

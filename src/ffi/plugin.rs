@@ -27,7 +27,7 @@ pub struct kvb_api {
     /// kvb_version
     pub version: extern "C" fn() -> *const c_char,
     /// kvb_abi_version
-    pub abi_version: extern "C" fn() -> u32,
+    pub get_abi_version: extern "C" fn() -> u32,
     /// kvb_last_error
     pub last_error: unsafe extern "C" fn(buffer: *mut c_char, capacity: usize, out_needed: *mut usize) -> kvb_status,
     /// kvb_set_log
@@ -130,7 +130,7 @@ static API: kvb_api = kvb_api {
     struct_size: size_of::<kvb_api>() as u32,
     abi_version: KVB_ABI_VERSION,
     version: kvb_version,
-    abi_version: kvb_abi_version,
+    get_abi_version: kvb_abi_version,
     last_error: kvb_last_error,
     set_log: kvb_set_log,
     config_from_file: kvb_config_from_file,

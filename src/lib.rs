@@ -19,11 +19,18 @@
 
 pub mod config;
 pub mod device;
+pub mod engine;
 pub mod error;
 pub mod ffi;
 pub mod keys;
 pub mod lane;
 pub mod layout;
+pub mod link;
+pub mod metadata;
 pub mod page;
+pub mod scheduler;
 pub mod staging;
+pub mod stats;
+pub mod store;
 pub mod sync;
+pub mod worker;

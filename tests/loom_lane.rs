@@ -1,6 +1,10 @@
 //! The lane in every order that its threads could take. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test loom_lane`.
 #![cfg(loom)]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper of a test fails it by panicking"
+)]
 
 use std::time::Duration;
 

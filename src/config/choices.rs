@@ -87,36 +87,6 @@ impl StoreKind {
 }
 
 choice! {
-    /// How pages are named in the pool.
-    KeyScheme {
-        /// Our own scheme: everything that tells pages apart is in the key.
-        Kvb1 = "kvb1",
-        /// The scheme of TensorRT-LLM's Python connector.
-        Trtllm = "trtllm",
-    }
-}
-
-impl KeyScheme {
-    /// The page format that a file gets when it names none.
-    pub const fn default_page_format(self) -> PageFormat {
-        match self {
-            Self::Kvb1 => PageFormat::Sealed,
-            Self::Trtllm => PageFormat::Raw,
-        }
-    }
-}
-
-choice! {
-    /// What is stored for a page.
-    PageFormat {
-        /// The page's bytes alone.
-        Raw = "raw",
-        /// The page's bytes and a footer that every load checks.
-        Sealed = "sealed",
-    }
-}
-
-choice! {
     /// What becomes of the engine's shortening of local matches under speculative decoding.
     LocalReuseBackoff {
         /// The engine does not shorten: whole blocks match.

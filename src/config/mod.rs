@@ -26,9 +26,10 @@ mod size;
 mod tests;
 mod values;
 
-pub use choices::{KeyScheme, LocalReuseBackoff, PageFormat, Role, StoreKind};
+pub use choices::{LocalReuseBackoff, Role, StoreKind};
 
 use crate::error::{Error, Kind, Result, bail};
+use crate::keys::{PageFormat, Scheme};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
@@ -83,7 +84,7 @@ struct Settings {
     store: StoreKind,
     pool: String,
     library: String,
-    key_scheme: KeyScheme,
+    key_scheme: Scheme,
     page_format: PageFormat,
     weights_digest: String,
     number_format: Option<String>,
@@ -321,11 +322,11 @@ impl Config {
     }
 
     /// How pages are named.
-    pub fn key_scheme(&self) -> KeyScheme {
+    pub fn key_scheme(&self) -> Scheme {
         self.settings.key_scheme
     }
 
-    /// What is stored for a page. Sealed only with [`KeyScheme::Kvb1`].
+    /// What is stored for a page. Sealed only with [`Scheme::Kvb1`].
     pub fn page_format(&self) -> PageFormat {
         self.settings.page_format
     }

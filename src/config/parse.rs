@@ -6,11 +6,9 @@ use super::values::{
     boolean, bytes, choice, filled, host_port, hostname, integer, number_format, ratio, seconds,
     some_bytes, text,
 };
-use super::{
-    Config, KeyScheme, LocalReuseBackoff, Origin, PageFormat, Role, SHARED_VARIABLE, Settings,
-    StoreKind,
-};
+use super::{Config, LocalReuseBackoff, Origin, Role, SHARED_VARIABLE, Settings, StoreKind};
 use crate::error::{Error, Kind, Result, bail};
+use crate::keys::{PageFormat, Scheme};
 use std::fmt::Display;
 
 /// The object that holds what is only ours, as the first part of a field's name.
@@ -84,7 +82,7 @@ fn settings(reader: &mut Reader<'_>, origin: Origin, warnings: &mut Vec<String>)
     let library = reader.field("kvbridge.library", filled);
     let key_scheme = reader.field(
         "kvbridge.key_scheme",
-        choice(KeyScheme::NAMES, KeyScheme::from_name),
+        choice(Scheme::NAMES, Scheme::from_name),
     );
     let page_format = reader.field(
         "kvbridge.page_format",
@@ -132,10 +130,10 @@ fn settings(reader: &mut Reader<'_>, origin: Origin, warnings: &mut Vec<String>)
         );
     }
     let default_format = key_scheme
-        .known_or(KeyScheme::Kvb1)
-        .map(KeyScheme::default_page_format);
-    if let (Some(KeyScheme::Trtllm), Found::Good(PageFormat::Sealed)) =
-        (key_scheme.known_or(KeyScheme::Kvb1), &page_format)
+        .known_or(Scheme::Kvb1)
+        .map(Scheme::default_page_format);
+    if let (Some(Scheme::Trtllm), Found::Good(PageFormat::Sealed)) =
+        (key_scheme.known_or(Scheme::Kvb1), &page_format)
     {
         reader.problem(
             "kvbridge.page_format",
@@ -178,7 +176,7 @@ fn settings(reader: &mut Reader<'_>, origin: Origin, warnings: &mut Vec<String>)
         pool: pool.or("default"),
         library: library.or("libmooncake_store.so"),
         page_format: page_format.or(default_format.unwrap_or(PageFormat::Sealed)),
-        key_scheme: key_scheme.or(KeyScheme::Kvb1),
+        key_scheme: key_scheme.or(Scheme::Kvb1),
         weights_digest: weights_digest.or(""),
         number_format: number_format.good(),
         lookup_timeout_ms: lookup_timeout_ms.or(100u64),

@@ -14,6 +14,7 @@
 
 mod cache;
 pub mod host;
+pub mod memory;
 
 pub(crate) use cache::Scratch;
 pub use cache::{CacheMemory, PageRef};

@@ -30,6 +30,16 @@ pub enum PageFormat {
 }
 
 impl PageFormat {
+    /// The names of both formats.
+    pub const NAMES: &'static [&'static str] = &["raw", "sealed"];
+
+    /// The format of that [`name`](Self::name), exactly as spelled there.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Raw, Self::Sealed]
+            .into_iter()
+            .find(|format| format.name() == name)
+    }
+
     /// The name in configurations and identities.
     pub const fn name(self) -> &'static str {
         match self {

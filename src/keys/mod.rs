@@ -20,6 +20,8 @@ mod trtllm;
 #[cfg(test)]
 mod cases;
 #[cfg(test)]
+mod promises;
+#[cfg(test)]
 mod properties;
 
 pub use arena::Keys;
@@ -45,6 +47,17 @@ pub enum Scheme {
 }
 
 impl Scheme {
+    /// The names of all schemes.
+    pub const NAMES: &'static [&'static str] = &["kvb1", "trtllm"];
+
+    /// The page format where a configuration names none.
+    pub const fn default_page_format(self) -> PageFormat {
+        match self {
+            Self::Kvb1 => PageFormat::Sealed,
+            Self::Trtllm => PageFormat::Raw,
+        }
+    }
+
     /// The length of a block hash, in bytes.
     pub const fn hash_len(self) -> usize {
         match self {

@@ -11,7 +11,8 @@
 
 mod shared;
 mod stepper;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use stepper::Stepper;

@@ -219,7 +219,7 @@ fn close_drops_what_no_thread_has_taken() {
 
     assert_eq!(lane.close(Duration::ZERO, Drain::Drop), Closed { stuck: 1 });
     assert_eq!(stage.heard(), ["a dropped"]);
-    let refused = lane.push(stage.talker("b", 1)).err().expect("closed");
+    let refused = lane.push(stage.talker("b", 1)).expect_err("closed");
     assert_eq!(refused.name(), "b");
     drop(open);
     assert_eq!(lane.close(LONG, Drain::Drop), Closed { stuck: 0 });

@@ -1,7 +1,8 @@
 //! Each field's default, good values and refusals, and its getter.
 
 use super::{read, refusal, rendered};
-use crate::config::{KeyScheme, LocalReuseBackoff, PageFormat, Role, StoreKind};
+use crate::config::{LocalReuseBackoff, Role, StoreKind};
+use crate::keys::{PageFormat, Scheme};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -480,7 +481,7 @@ fn getters_give_what_the_file_says() {
     assert_eq!(config.store(), StoreKind::MooncakeTcp);
     assert_eq!(config.pool(), "i");
     assert_eq!(config.library(), "j");
-    assert_eq!(config.key_scheme(), KeyScheme::Kvb1);
+    assert_eq!(config.key_scheme(), Scheme::Kvb1);
     assert_eq!(config.page_format(), PageFormat::Raw);
     assert_eq!(config.weights_digest(), "k");
     assert_eq!(config.number_format(), Some("int8"));

@@ -2,9 +2,10 @@
 
 use super::{read, refusal, refusal_of};
 use crate::config::{
-    Config, Environment, LocalReuseBackoff, PageFormat, Role, SHARED_VARIABLE, StoreKind, json,
+    Config, Environment, LocalReuseBackoff, Role, SHARED_VARIABLE, StoreKind, json,
 };
 use crate::error::Kind;
+use crate::keys::PageFormat;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 

@@ -73,6 +73,7 @@ class Engine {
     bool extra_pass = false;  // finished, and in one more pass (overlapping loop)
     bool ending = false;
     bool saves_reported = false;
+    std::vector<ComputedBlock> saved_blocks;  // of all its allocations
   };
 
   // One request's part of the pass.
@@ -131,6 +132,7 @@ class Engine {
   void CloseReported(const std::vector<uint64_t>& saved);
   void ReleasePages(Live* request);
   void Conclude(Live* request, int32_t reason);
+  void CollectSavedBlocks(Live* request);
   void ResetReleased();
 
   bool Coin(uint64_t salt, uint64_t a, uint64_t b, uint64_t one_in) const;

@@ -61,27 +61,29 @@ void Engine::ReleasePages(Live* request) {
 
 void Engine::Conclude(Live* request, int32_t reason) {
   ReleasePages(request);
+  if (request->saves_reported) CollectSavedBlocks(request);
   if (reason == KVB_FINISH_PREEMPTED) {
     released_.push_back(request);
     return;
   }
-  const uint64_t T = options_.tokens_per_block;
   Outcome outcome;
-  outcome.id = request->spec.id;
   outcome.cancelled = reason == KVB_FINISH_CANCELLED;
   if (outcome.cancelled) ++counters_.cancelled;
-  const size_t prompt = request->spec.prompt.size();
-  outcome.outputs.assign(request->tokens.begin() + static_cast<ptrdiff_t>(prompt),
-                         request->tokens.end());
-  const uint64_t blocks =
-      std::min({request->computed / T, IdentifiedBlocks(*request), uint64_t{prompt} / T});
-  for (uint64_t b = 0; b < blocks; ++b) {
-    outcome.prompt_blocks.push_back(BlockIdentity(*request, b));
-  }
-  outcome.saves_reported = request->saves_reported;
+  const auto prompt = static_cast<ptrdiff_t>(request->spec.prompt.size());
+  outcome.outputs.assign(request->tokens.begin() + prompt, request->tokens.end());
+  outcome.saved_blocks = std::move(request->saved_blocks);
   outcome.spec = std::move(request->spec);
   outcomes_.push_back(std::move(outcome));
-  requests_.erase(outcomes_.back().id);
+  requests_.erase(outcomes_.back().spec.id);
+}
+
+void Engine::CollectSavedBlocks(Live* request) {
+  const uint64_t T = options_.tokens_per_block;
+  const uint64_t end = std::min({request->computed / T, IdentifiedBlocks(*request),
+                                 uint64_t{request->spec.prompt.size()} / T});
+  for (uint64_t b = request->loaded_to / T; b < end; ++b) {
+    request->saved_blocks.push_back({static_cast<uint32_t>(b), BlockIdentity(*request, b)});
+  }
 }
 
 // The request runs again from the start, its outputs so far being part of its prompt. Its id comes

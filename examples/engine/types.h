@@ -67,16 +67,20 @@ struct RequestSpec {
   uint32_t cancel_after = 0;  // outputs, for kAfterOutputs
 };
 
+// A whole prompt block (with its lookahead) that a request computed. The identity is a hash over
+// everything that the block's KV depends on.
+struct ComputedBlock {
+  uint32_t ordinal = 0;
+  uint64_t identity = 0;
+};
+
 // A request that is over, and all its saves with it.
 struct Outcome {
-  uint64_t id = 0;
+  RequestSpec spec;
   bool cancelled = false;
   std::vector<int32_t> outputs;
-  // One identity per whole prompt block (lookahead included) that has been computed: a hash over
-  // everything the block's KV depends on.
-  std::vector<uint64_t> prompt_blocks;
-  bool saves_reported = false;  // pages were pinned for saves, and every rank reported them done
-  RequestSpec spec;
+  // Computed by this request, not loaded or found locally, and reported as saved by every rank.
+  std::vector<ComputedBlock> saved_blocks;
 };
 
 struct Counters {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <unordered_set>
 
 #include "../engine/engine.h"
+#include "ledger.h"
 #include "runs.h"
 
 namespace replay {
@@ -95,7 +95,7 @@ struct Shared {
   std::atomic<bool> stop{false};
   std::mutex mutex;  // guards the rest
   std::exception_ptr error;
-  std::unordered_set<uint64_t> saved;
+  Ledger* ledger = nullptr;  // none without a pool
 };
 
 // One engine's thread: every N-th request, a few of them queued ahead.
@@ -107,11 +107,11 @@ void Drive(Engine* engine, const Trace& trace, size_t first, size_t stride, Shar
     }
     const bool ran = engine->RunPass();
     for (const Outcome& outcome : engine->TakeOutcomes()) {
-      shared->outputs[outcome.id - 1] = outcome.outputs;
+      shared->outputs[outcome.spec.id - 1] = outcome.outputs;
       ++shared->done;
-      if (!outcome.saves_reported) continue;
+      if (shared->ledger == nullptr) continue;
       const std::lock_guard<std::mutex> lock(shared->mutex);
-      shared->saved.insert(outcome.prompt_blocks.begin(), outcome.prompt_blocks.end());
+      shared->ledger->Add(outcome);
     }
     if (!ran) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -163,6 +163,8 @@ std::vector<std::unique_ptr<Engine>> MakeEngines(
 Result RunConcurrent(const Options& options, const Trace& trace) {
   Result result;
   Shared with_pool;
+  Ledger ledger(options);
+  with_pool.ledger = &ledger;
   {
     const auto shape = [&](uint32_t i) { return WithPool(options, trace, i); };
     const PoolView pool(options, shape(0));
@@ -172,13 +174,18 @@ Result RunConcurrent(const Options& options, const Trace& trace) {
       result.counters.Add(engine->counters());
       result.Add(engine->Stats());
       for (size_t p = 0; p < miniature::kPhaseCount; ++p) result.phases[p] += engine->phases()[p];
-      engine->Shutdown();
     }
-    if (const auto stats = pool.Stats()) {
+    const auto stats = pool.Stats();
+    if (stats) {
       result.evicted_objects = stats->evicted_objects;
       result.refused_puts = stats->refused_puts;
     }
-    result.saved_blocks = with_pool.saved.size();
+    result.saved_blocks = ledger.blocks();
+    if (stats && result.evicted_objects + result.refused_puts == 0) {
+      const std::string missing = ledger.Missing(pool, *engines.front());
+      if (!missing.empty()) result.failures.push_back(missing);
+    }
+    for (const auto& engine : engines) engine->Shutdown();
   }
   Shared without_pool;
   {

@@ -1,10 +1,9 @@
-#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <thread>
-#include <unordered_set>
 
 #include "../engine/engine.h"
+#include "ledger.h"
 #include "runs.h"
 
 namespace replay {
@@ -15,69 +14,6 @@ using miniature::EngineOptions;
 using miniature::Outcome;
 using miniature::Phase;
 using miniature::PhaseTimer;
-
-// Distinct prompt blocks whose saves were reported, by our own identity of a block, and the
-// library's hashes of the same blocks, to ask the pool about them in the end.
-class Ledger {
- public:
-  Ledger(const Options& options) : options_(options) {}
-
-  void Add(const Outcome& outcome) {
-    if (!outcome.saves_reported) return;
-    fresh_.clear();
-    for (size_t b = 0; b < outcome.prompt_blocks.size(); ++b) {
-      if (identities_.insert(outcome.prompt_blocks[b]).second) fresh_.push_back(b);
-    }
-    if (fresh_.empty()) return;
-    const kvb_request request =
-        miniature::DescribeRequest(outcome.spec, outcome.spec.prompt.data(),
-                                   outcome.spec.prompt.size(), ContextOnly(options_));
-    scratch_.resize(outcome.prompt_blocks.size() * kHashBytes);
-    size_t needed = 0;
-    miniature::Check(
-        kvb_keys_hash_blocks(KVB_SCHEME_KVB1, &request, options_.block, options_.lookahead,
-                             scratch_.data(), scratch_.size(), &needed),
-        "hash_blocks");
-    for (const size_t b : fresh_) {
-      const auto from = scratch_.begin() + static_cast<ptrdiff_t>(b * kHashBytes);
-      hashes_.insert(hashes_.end(), from, from + kHashBytes);
-    }
-  }
-
-  uint64_t blocks() const { return identities_.size(); }
-
-  // The keys of every page of every block.
-  std::vector<std::string> Keys(const PoolView& pool, const Engine& engine) const {
-    const EngineOptions& shape = engine.options();
-    const auto layout = miniature::DescribeLayout(shape, engine.cache(0));
-    const kvb_engine described = miniature::DescribeEngine(shape, 0);
-    std::vector<std::string> keys;
-    std::string buffer(513, '\0');
-    const auto add = [&](uint32_t group, int32_t rank, const uint8_t* hash) {
-      size_t needed = 0;
-      miniature::Check(kvb_keys_page_key(pool.config(), &described, layout.get(), group, rank, hash,
-                                         kHashBytes, buffer.data(), buffer.size(), &needed),
-                       "page_key");
-      keys.emplace_back(buffer.c_str());
-    };
-    for (size_t at = 0; at < hashes_.size(); at += kHashBytes) {
-      for (const auto& group : shape.groups) {
-        for (uint32_t rank = 0; rank < shape.tp_size; ++rank) {
-          add(group.id, static_cast<int32_t>(rank), hashes_.data() + at);
-        }
-      }
-    }
-    return keys;
-  }
-
- private:
-  static constexpr size_t kHashBytes = 32;
-  const Options& options_;
-  std::unordered_set<uint64_t> identities_;
-  std::vector<uint8_t> hashes_;
-  std::vector<uint8_t> scratch_;
-  std::vector<size_t> fresh_;
-};
 
 // One request, alone, until its saves are reported.
 Outcome RunAlone(Engine* engine, miniature::RequestSpec request, miniature::PhaseSeconds* phases) {
@@ -112,12 +48,7 @@ void Judge(const Options& options, const PoolView& pool, const Ledger& ledger, c
     fail("saved blocks are not the distinct prompt blocks");
   }
   if (result->counters.failed_loads > 0) fail("loads failed though nothing was evicted");
-  const std::vector<std::string> keys = ledger.Keys(pool, engine);
-  const uint64_t stored = pool.CountStored(keys);
-  if (stored != keys.size()) {
-    fail("the pool holds " + std::to_string(stored) + " of " + std::to_string(keys.size()) +
-         " pages that were reported as saved");
-  }
+  if (const std::string missing = ledger.Missing(pool, engine); !missing.empty()) fail(missing);
 }
 
 }  // namespace

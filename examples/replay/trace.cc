@@ -31,7 +31,8 @@ bool ReadLine(gzFile_s* file, const std::string& path, std::string* line) {
   int error = 0;
   const char* text = gzerror(file, &error);
   if (error != Z_OK && error != Z_STREAM_END) {
-    throw std::runtime_error(path + ": " + (error == Z_ERRNO ? std::strerror(errno) : text));
+    // zlib's own messages name the file already.
+    throw std::runtime_error(error == Z_ERRNO ? path + ": " + std::strerror(errno) : text);
   }
   return !line->empty();
 }

@@ -17,4 +17,19 @@
 //! | halves | `scheduler`, `worker` | all above; the scheduler knows the worker only by a trait of its own |
 //! | boundary | `ffi` | everything; nothing uses it |
 
+pub mod config;
+pub mod device;
+pub mod engine;
 pub mod error;
+pub mod keys;
+pub mod lane;
+pub mod layout;
+pub mod link;
+pub mod metadata;
+pub mod page;
+pub mod scheduler;
+pub mod staging;
+pub mod stats;
+pub mod store;
+pub mod sync;
+pub mod worker;

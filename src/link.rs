@@ -1,0 +1,73 @@
+//! What a scheduler needs of the worker in its own process, so that neither half imports the other.
+
+use std::sync::Arc;
+
+/// A layer group as the scheduler sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupInfo {
+    /// The engine's id of the group.
+    pub id: u32,
+    /// Number of pages; valid indices are below it.
+    pub slots: u64,
+}
+
+/// A block whose save failed in the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockOf {
+    /// The engine's id of the request.
+    pub request_id: u64,
+    /// The life of that id the block belongs to.
+    pub generation: u64,
+    /// Ordinal of the block in the request.
+    pub block: u32,
+}
+
+/// What became of earlier passes; the scheduler takes it and leaves it empty.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Passes whose synchronous loads were started.
+    pub started: Vec<u64>,
+    /// Passes that reached `wait_for_save`: their saves are queued.
+    pub submitted: Vec<u64>,
+    /// Blocks that the pool did not take.
+    pub failed_saves: Vec<BlockOf>,
+    /// First block of a request that did not arrive.
+    pub failed_loads: Vec<BlockOf>,
+    /// Requests that were reported as saved: their pages are the engine's again.
+    pub released: Vec<u64>,
+}
+
+impl Report {
+    /// True when there is nothing to take.
+    pub fn is_empty(&self) -> bool {
+        self.started.is_empty()
+            && self.submitted.is_empty()
+            && self.failed_saves.is_empty()
+            && self.failed_loads.is_empty()
+            && self.released.is_empty()
+    }
+
+    /// Empties every list and keeps its memory.
+    pub fn clear(&mut self) {
+        self.started.clear();
+        self.submitted.clear();
+        self.failed_saves.clear();
+        self.failed_loads.clear();
+        self.released.clear();
+    }
+}
+
+/// The worker of the scheduler's own process. All calls may come while the worker is in a call of
+/// its own, and none of them waits for a transfer.
+pub trait LocalWorker: Send + Sync {
+    /// How many of the leading blocks are stored in every layer group and shard. `hashes` holds
+    /// block hashes side by side. What cannot be found out counts as missing. Blocks: for one
+    /// existence question per chunk of blocks.
+    fn lookup(&self, hashes: &[u8]) -> usize;
+
+    /// The layer groups of the registered layout, or `None` while there is none.
+    fn groups(&self) -> Option<Arc<[GroupInfo]>>;
+
+    /// Moves the report into `into`, whose lists are empty.
+    fn take_report(&self, into: &mut Report);
+}

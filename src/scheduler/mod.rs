@@ -1,0 +1,173 @@
+//! The half that decides: what the pool can supply of a prompt, which pages to load before a pass
+//! and which to publish after it.
+//!
+//! One scheduler serves one leader (TP) or owner (attention DP). Per live request it keeps the
+//! block hashes, the offer, the page tables and the watermark of what was published; tokens are not
+//! kept. It asks its process-local worker through [`crate::link::LocalWorker`] and never waits for
+//! a transfer. The engine's order of calls is: match, allocated, build (once per pass), finished,
+//! reset.
+//!
+//! - `offer.rs`: match, allocated, cancel_load — what to load
+//! - `pass.rs`: build — what travels with a pass
+//! - `record.rs`: what is known of one request
+//! - `report.rs`: what the worker says became of earlier passes; finished and reset
+
+mod offer;
+mod pass;
+mod record;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::config::Role;
+use crate::engine::Terms;
+use crate::error::{Result, bail};
+use crate::keys::{Scope, Tokens};
+use crate::link::{LocalWorker, Report};
+use crate::metadata::Recycler;
+use record::Record;
+
+/// A request as it comes to the scheduler.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The engine's id, unique among live requests.
+    pub id: u64,
+    /// The whole prompt.
+    pub prompt: Tokens<'a>,
+    /// Salt, adapter and media; the scheduler sets the lookahead itself.
+    pub scope: Scope<'a>,
+    /// The prompt stands for media; without digests such a request takes no part.
+    pub has_media: bool,
+    /// Only the prefill is done here.
+    pub context_only: bool,
+}
+
+/// What the pool can supply beyond the local match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// Tokens, in whole blocks; 0: nothing.
+    pub tokens: u64,
+    /// The load would run outside the passes.
+    pub is_async: bool,
+}
+
+/// Pages of one layer group, from one block ordinal on.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupPages<'a> {
+    /// The engine's id of the group.
+    pub group: u32,
+    /// Ordinal of the block that the first index belongs to.
+    pub first_block: u32,
+    /// Memory-pool slots; -1 is no page and keeps its place.
+    pub indices: &'a [i32],
+    /// This is the group's whole list now.
+    pub replace: bool,
+}
+
+/// One request's part of a pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    /// The engine's id of the request.
+    pub request_id: u64,
+    /// Tokens since the last report; the first report is the whole prompt.
+    pub new_tokens: Tokens<'a>,
+    /// Pages allocated since the last report.
+    pub pages: &'a [GroupPages<'a>],
+    /// Tokens with valid KV before this pass, without what this pass restores.
+    pub computed_position: u64,
+    /// Tokens that this pass computes; drafts count.
+    pub scheduled_tokens: u64,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It has its output.
+    Ended,
+    /// Nobody wants it any more.
+    Cancelled,
+    /// It will run again.
+    Preempted,
+}
+
+/// What one pass asked the workers to do for one request, until its fate is known.
+#[derive(Debug, Clone, Copy)]
+struct Emitted {
+    request_id: u64,
+    generation: u64,
+    /// Blocks up to here are published once the pass was submitted; `None`: nothing was emitted.
+    saved_up_to: Option<u32>,
+    /// The pass carried the request's load.
+    load: bool,
+}
+
+/// One built pass whose fate is not known.
+#[derive(Debug, Default)]
+struct PassLog {
+    pass: u64,
+    emitted: Vec<Emitted>,
+}
+
+/// The scheduler half. See the module.
+pub struct Scheduler {
+    terms: Terms,
+    link: Arc<dyn LocalWorker>,
+    records: HashMap<u64, Record>,
+    /// Records of ended requests, kept for their memory.
+    spares: Vec<Record>,
+    last_generation: u64,
+    /// Number of the pass built last.
+    pass: u64,
+    /// Counts calls of `build`, also failed ones.
+    build_calls: u64,
+    logs: VecDeque<PassLog>,
+    spare_logs: Vec<PassLog>,
+    /// Per request id: the first block whose load failed, until the request ended.
+    failed_from: HashMap<u64, u32>,
+    /// Ids whose pages the engine was told to keep, until the local worker reported them.
+    pinned: HashSet<u64>,
+    report: Report,
+    recycler: Arc<Recycler>,
+}
+
+impl Scheduler {
+    /// A scheduler on these terms beside the worker behind `link`. `EngineRefused` for the
+    /// capacity role, which transfers nothing.
+    pub fn new(terms: Terms, link: Arc<dyn LocalWorker>) -> Result<Self> {
+        if terms.role == Role::Capacity {
+            bail!(
+                EngineRefused,
+                "role = capacity lends memory and transfers nothing: it has no scheduler"
+            );
+        }
+        Ok(Self {
+            terms,
+            link,
+            records: HashMap::new(),
+            spares: Vec::new(),
+            last_generation: 0,
+            pass: 0,
+            build_calls: 0,
+            logs: VecDeque::new(),
+            spare_logs: Vec::new(),
+            failed_from: HashMap::new(),
+            pinned: HashSet::new(),
+            report: Report::default(),
+            recycler: Arc::default(),
+        })
+    }
+
+    /// Number of requests it keeps a record of.
+    pub fn live_requests(&self) -> usize {
+        self.records.len()
+    }
+
+    fn block_tokens(&self) -> u64 {
+        u64::from(self.terms.tokens_per_block)
+    }
+}

@@ -1,0 +1,316 @@
+//! What to load: the offer, how the engine settles it, and what it gives back of it.
+
+use std::ops::Range;
+use std::sync::Once;
+
+use super::record::{Load, Offered, Record, Stage, position};
+use super::{GroupPages, Offer, Request, Scheduler};
+use crate::error::{Result, bail};
+use crate::keys::{Chain, Scope, Seed, TokenDigest, seed};
+
+const NOTHING: Offer = Offer {
+    tokens: 0,
+    is_async: false,
+};
+
+impl Scheduler {
+    /// What the pool can supply of the prompt beyond `local_tokens` tokens that are in the engine's
+    /// own cache. Asked again between two builds the answer comes from memory and keeps its end.
+    ///
+    /// An id whose record already ran, or whose prompt or scope differs, begins a new generation.
+    /// Blocks: for existence questions to the pool.
+    pub fn match_request(&mut self, request: &Request<'_>, local_tokens: u64) -> Result<Offer> {
+        self.take_report();
+        let prompt_tokens = request.prompt.len() as u64;
+        if local_tokens > prompt_tokens {
+            bail!(
+                InvalidArgument,
+                "request {}: local_tokens = {local_tokens} of a prompt of {prompt_tokens} tokens",
+                request.id
+            );
+        }
+        if self.terms.context_only && !request.context_only {
+            bail!(
+                InvalidArgument,
+                "request {}: context_only = 0: with a drafter only prefill-only requests take part",
+                request.id
+            );
+        }
+        if request.has_media && request.scope.media_digests.is_empty() {
+            warn_about_media();
+            self.drop_record(request.id);
+            return Ok(NOTHING);
+        }
+        let scope = Scope {
+            lookahead: self.terms.lookahead,
+            ..request.scope
+        };
+        let seed = seed(self.terms.scheme, &scope)?;
+        let mut digest = TokenDigest::new();
+        digest.extend(request.prompt);
+        if !self.is_same_request(request.id, seed, &digest) {
+            self.begin_generation(request, seed, &digest)?;
+        }
+        Ok(Offer {
+            tokens: self.offer(request.id, local_tokens),
+            is_async: false,
+        })
+    }
+
+    fn is_same_request(&self, id: u64, seed: Seed, digest: &TokenDigest) -> bool {
+        self.records.get(&id).is_some_and(|record| {
+            record.stage != Stage::Running
+                && record.seed == seed
+                && record.prompt_tokens == digest.count()
+                && record.prompt_digest == digest.value()
+        })
+    }
+
+    fn begin_generation(
+        &mut self,
+        request: &Request<'_>,
+        seed: Seed,
+        digest: &TokenDigest,
+    ) -> Result<()> {
+        let terms = &self.terms;
+        let mut record = match self.spares.pop() {
+            Some(record) => record,
+            None => {
+                let chain =
+                    Chain::new(terms.scheme, terms.tokens_per_block, terms.lookahead, seed)?;
+                Record::new(chain, seed)
+            }
+        };
+        record.renew(self.last_generation + 1, seed);
+        // May refuse a token: nothing was changed before it.
+        record.chain.extend(request.prompt)?;
+        record.prompt_tokens = digest.count();
+        record.prompt_digest = digest.value();
+        record.tokens = digest.count();
+        // Never equal to a number of passes: the pool was not asked yet.
+        record.offered.asked_after = u64::MAX;
+        self.last_generation += 1;
+        self.drop_record(request.id);
+        self.records.insert(request.id, record);
+        Ok(())
+    }
+
+    /// The offer in tokens for a record that exists.
+    fn offer(&mut self, id: u64, local: u64) -> u64 {
+        let size = self.block_tokens();
+        let Some(record) = self.records.get(&id) else {
+            return 0;
+        };
+        if !self.terms.role.reads() || !local.is_multiple_of(size) {
+            return 0;
+        }
+        // At least one token stays to compute.
+        let mut usable =
+            (record.prompt_tokens.saturating_sub(1) / size).min(record.chain.block_count() as u64);
+        if let Some(&failed) = self.failed_from.get(&id) {
+            usable = usable.min(u64::from(failed));
+        }
+        let usable = usable * size;
+        let last = record.offered.range.clone();
+        let remembered =
+            record.stage == Stage::Allocated || record.offered.asked_after == self.pass;
+        let end = if !remembered {
+            local + self.stored(record, local..usable)
+        } else if local >= last.start {
+            last.end.max(local)
+        } else {
+            // The local match shrank: the part before the remembered offer is asked for.
+            let before = self.stored(record, local..last.start);
+            if before == last.start - local {
+                last.end
+            } else {
+                local + before
+            }
+        };
+        // A failure heard of since the pool was asked cuts a remembered offer as well.
+        let end = end.min(usable.max(local));
+        let (stage, pass) = (record.stage, self.pass);
+        if let Some(record) = self.records.get_mut(&id)
+            && stage == Stage::Matched
+        {
+            record.offered = Offered {
+                range: local..end,
+                asked_after: pass,
+            };
+        }
+        end - local
+    }
+
+    /// Tokens of `range` (whole blocks) that are stored from its start on.
+    fn stored(&self, record: &Record, range: Range<u64>) -> u64 {
+        let size = self.block_tokens();
+        let bytes = self.terms.hash_bytes();
+        let hashes = record.chain.hashes();
+        let at = |tokens: u64| (tokens / size) as usize * bytes;
+        match hashes.get(at(range.start)..at(range.end)) {
+            Some(wanted) if !wanted.is_empty() => {
+                let blocks = self.link.lookup(wanted).min(wanted.len() / bytes);
+                blocks as u64 * size
+            }
+            _ => 0,
+        }
+    }
+
+    /// The engine allocated pages and honours `honoured_tokens` of the offer, counted from its head.
+    /// A request that is not known is skipped. Nothing changes on an error: `InvalidArgument` when the
+    /// tokens are not a whole-block part of the offer, `Contradiction` when an honoured block has no
+    /// page or pages contradict earlier ones, `BadState` once it runs.
+    pub fn allocated(
+        &mut self,
+        request_id: u64,
+        honoured_tokens: u64,
+        pages: &[GroupPages<'_>],
+    ) -> Result<()> {
+        self.take_report();
+        let size = self.block_tokens();
+        let Some(record) = self.records.get_mut(&request_id) else {
+            return Ok(());
+        };
+        let groups = self.link.groups();
+        let Some(groups) = groups.as_deref() else {
+            if honoured_tokens == 0 && pages.is_empty() {
+                return Ok(());
+            }
+            bail!(
+                BadState,
+                "request {request_id}: pages are reported, but no layout is registered"
+            );
+        };
+        if record.stage == Stage::Running && honoured_tokens > 0 {
+            bail!(
+                BadState,
+                "request {request_id}: {honoured_tokens} tokens are honoured, but it is already running"
+            );
+        }
+        let offered = &record.offered.range;
+        if !honoured_tokens.is_multiple_of(size) || honoured_tokens > offered.end - offered.start {
+            bail!(
+                InvalidArgument,
+                "request {request_id}: honoured_tokens = {honoured_tokens} is not a whole-block part of the {} tokens offered from token {} on (block: {size} tokens)",
+                offered.end - offered.start,
+                offered.start
+            );
+        }
+        record.check_pages(request_id, pages, groups)?;
+        let first = (offered.start / size) as u32;
+        let blocks = first..first + (honoured_tokens / size) as u32;
+        check_destinations(request_id, record, pages, groups, blocks.clone())?;
+        record.enter_pages(pages, groups);
+        if record.stage != Stage::Running {
+            record.stage = Stage::Allocated;
+            record.load = (honoured_tokens > 0).then_some(Load {
+                blocks,
+                emitted: false,
+                started: false,
+            });
+        }
+        Ok(())
+    }
+
+    /// Gives back the prompt tokens `from … to` of an offer that was not consumed: a part at its
+    /// head or its tail. A request that is not known is skipped. `InvalidArgument` for a hole in the
+    /// middle, a part outside the offer or not in whole blocks; `BadState` once the load travelled.
+    pub fn cancel_load(&mut self, request_id: u64, from: u64, to: u64) -> Result<()> {
+        self.take_report();
+        let size = self.block_tokens();
+        let Some(record) = self.records.get_mut(&request_id) else {
+            return Ok(());
+        };
+        if record.stage == Stage::Running || record.load.as_ref().is_some_and(|load| load.emitted) {
+            bail!(
+                BadState,
+                "request {request_id}: tokens {from} … {to}: the offer was consumed"
+            );
+        }
+        let open = match &record.load {
+            Some(load) => u64::from(load.blocks.start) * size..u64::from(load.blocks.end) * size,
+            None if record.stage == Stage::Allocated => {
+                record.offered.range.start..record.offered.range.start
+            }
+            None => record.offered.range.clone(),
+        };
+        let left = remaining(&open, from..to, size).ok_or_else(|| {
+            crate::error::Error::new(
+                crate::error::Kind::InvalidArgument,
+                format!(
+                    "request {request_id}: tokens {from} … {to} are no whole-block head or tail of the offer {} … {}",
+                    open.start, open.end
+                ),
+            )
+        })?;
+        match &mut record.load {
+            Some(load) => {
+                load.blocks = (left.start / size) as u32..(left.end / size) as u32;
+                if load.blocks.is_empty() {
+                    record.load = None;
+                }
+            }
+            None => record.offered.range = left,
+        }
+        Ok(())
+    }
+}
+
+/// `open` without `given`, where that is its head, its tail or all of it. A head that was given
+/// back before, because the local match grew between two answers, is nothing.
+fn remaining(open: &Range<u64>, given: Range<u64>, size: u64) -> Option<Range<u64>> {
+    let whole = given.start.is_multiple_of(size) && given.end.is_multiple_of(size);
+    if !whole || given.start >= given.end {
+        return None;
+    }
+    if given.end == open.start {
+        return Some(open.clone());
+    }
+    if given.end > open.end {
+        return None;
+    }
+    if given.start <= open.start && given.end > open.start {
+        return Some(given.end..open.end);
+    }
+    (given.end == open.end && given.start > open.start).then_some(open.start..given.start)
+}
+
+/// Every honoured block needs a page in every group: one that was known or that is reported now.
+fn check_destinations(
+    id: u64,
+    record: &Record,
+    reported: &[GroupPages<'_>],
+    groups: &[crate::link::GroupInfo],
+    blocks: Range<u32>,
+) -> Result<()> {
+    for group in groups {
+        let list = reported.iter().find(|list| list.group == group.id);
+        let known = position(groups, group.id);
+        for block in blocks.clone() {
+            let new = list
+                .filter(|list| block >= list.first_block)
+                .and_then(|list| list.indices.get((block - list.first_block) as usize))
+                .is_some_and(|&page| page >= 0);
+            let replaced = list.is_some_and(|list| list.replace);
+            let old =
+                !replaced && known.is_some_and(|position| record.page(position, block).is_some());
+            if !new && !old {
+                bail!(
+                    Contradiction,
+                    "request {id}: block {block} is honoured but has no page in layer group {} to load into",
+                    group.id
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn warn_about_media() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        tracing::warn!(
+            "a request carries media without digests: such requests take no part (said once)"
+        );
+    });
+}

@@ -1,0 +1,272 @@
+//! What travels with a pass: the synchronous loads before it, the saves after it.
+
+use std::sync::Arc;
+
+use super::record::{Record, Stage};
+use super::{Emitted, PassLog, Scheduler, Step};
+use crate::error::{Result, bail};
+use crate::keys::{Scheme, TokenDigest, Tokens};
+use crate::link::GroupInfo;
+use crate::metadata::{Metadata, Transfers};
+
+/// Passes whose fate may be open at once; older ones count as never run.
+const OPEN_PASSES: usize = 64;
+
+impl Scheduler {
+    /// Builds the metadata of the next pass. Steps about requests that are not known are skipped.
+    /// All or nothing: an error leaves everything as it was. `Contradiction` when a first report is
+    /// not the matched prompt, when pages or positions do not fit what was reported before;
+    /// `InvalidArgument` for a request listed twice or a token that the scheme cannot hash.
+    pub fn build(&mut self, steps: &[Step<'_>]) -> Result<Arc<Metadata>> {
+        self.take_report();
+        let groups = self.link.groups();
+        let groups = groups.as_deref().unwrap_or_default();
+        self.build_calls += 1;
+        for step in steps {
+            self.check_step(step, groups)?;
+        }
+        self.pass += 1;
+        let mut metadata = self.recycler.metadata(
+            self.pass,
+            self.terms.fingerprint,
+            self.terms.hash_bytes() as u32,
+        );
+        metadata.set_groups(groups.iter().map(|group| group.id));
+        let mut log = self.spare_logs.pop().unwrap_or_default();
+        log.pass = self.pass;
+        log.emitted.clear();
+        for step in steps {
+            self.take_step(step, groups, &mut metadata, &mut log)?;
+        }
+        self.keep_log(log);
+        Ok(Arc::new(metadata))
+    }
+
+    fn keep_log(&mut self, log: PassLog) {
+        self.logs.push_back(log);
+        if self.logs.len() > OPEN_PASSES
+            && let Some(oldest) = self.logs.pop_front()
+        {
+            self.spare_logs.push(oldest);
+        }
+    }
+
+    /// Holds a step against what is known; changes nothing but the mark of having been here.
+    fn check_step(&mut self, step: &Step<'_>, groups: &[GroupInfo]) -> Result<()> {
+        let size = self.block_tokens();
+        let (id, position) = (step.request_id, step.computed_position);
+        let Some(record) = self.records.get_mut(&id) else {
+            return Ok(());
+        };
+        if record.seen_in == self.build_calls {
+            bail!(InvalidArgument, "request {id} has two steps in one pass");
+        }
+        record.seen_in = self.build_calls;
+        let known = if record.stage == Stage::Running {
+            check_tokens(self.terms.scheme, id, step.new_tokens)?;
+            record.tokens + step.new_tokens.len() as u64
+        } else {
+            check_first_report(record, id, step.new_tokens)?;
+            record.tokens
+        };
+        if position > known {
+            bail!(
+                Contradiction,
+                "request {id}: computed_position = {position}, but only {known} tokens were reported"
+            );
+        }
+        let restored = match &record.load {
+            None => 0,
+            Some(load) => {
+                let start = u64::from(load.blocks.start) * size;
+                let end = u64::from(load.blocks.end) * size;
+                if position == start {
+                    end - start
+                } else if position < end {
+                    bail!(
+                        Contradiction,
+                        "request {id}: computed_position = {position}, but tokens {start} … {end} are loaded from the pool: before the load it is {start}"
+                    );
+                } else if !load.started {
+                    bail!(
+                        Contradiction,
+                        "request {id}: computed_position = {position} counts the tokens {start} … {end}, whose load was never started"
+                    );
+                } else {
+                    0
+                }
+            }
+        };
+        if position
+            .checked_add(restored)
+            .and_then(|sum| sum.checked_add(step.scheduled_tokens))
+            .is_none()
+        {
+            bail!(
+                OutOfRange,
+                "request {id}: scheduled_tokens = {} overflows",
+                step.scheduled_tokens
+            );
+        }
+        record.check_pages(id, step.pages, groups)
+    }
+
+    /// Applies a step that [`Scheduler::check_step`] accepted.
+    fn take_step(
+        &mut self,
+        step: &Step<'_>,
+        groups: &[GroupInfo],
+        metadata: &mut Metadata,
+        log: &mut PassLog,
+    ) -> Result<()> {
+        let size = self.block_tokens();
+        let pass = self.pass;
+        let Some(record) = self.records.get_mut(&step.request_id) else {
+            return Ok(());
+        };
+        if record.stage == Stage::Running {
+            record.tokens += step.new_tokens.len() as u64;
+            // With a lookahead only prompt tokens count: what is generated is never hashed.
+            if self.terms.lookahead == 0 {
+                record.chain.extend(step.new_tokens)?;
+            }
+        }
+        record.stage = Stage::Running;
+        record.enter_pages(step.pages, groups);
+
+        let mut restored = 0;
+        let mut emitted_load = false;
+        if let Some(load) = &mut record.load {
+            if step.computed_position == u64::from(load.blocks.start) * size {
+                load.emitted = true;
+                let blocks = load.blocks.clone();
+                restored = u64::from(blocks.end - blocks.start) * size;
+                record.loaded = blocks.clone();
+                emit(
+                    metadata.loads_mut(),
+                    record,
+                    step.request_id,
+                    groups.len(),
+                    blocks,
+                );
+                emitted_load = true;
+            } else {
+                record.load = None;
+            }
+        }
+        let mut saved_up_to = None;
+        if self.terms.role.writes() {
+            let tokens = step.computed_position + restored + step.scheduled_tokens;
+            let frontier = (tokens / size)
+                .min(record.chain.block_count() as u64)
+                .min(record.paged_blocks(groups.len())) as u32;
+            if frontier > record.confirmed {
+                emit_saves(
+                    metadata.saves_mut(),
+                    record,
+                    step.request_id,
+                    groups.len(),
+                    frontier,
+                    pass,
+                );
+                saved_up_to = Some(frontier);
+            }
+        }
+        if emitted_load || saved_up_to.is_some() {
+            log.emitted.push(Emitted {
+                request_id: step.request_id,
+                generation: record.generation,
+                saved_up_to,
+                load: emitted_load,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Everything between the watermark and the frontier, and the blocks whose put failed.
+fn emit_saves(
+    saves: &mut Transfers,
+    record: &mut Record,
+    id: u64,
+    groups: usize,
+    frontier: u32,
+    pass: u64,
+) {
+    let before = saves.runs().len();
+    let mut retries = std::mem::take(&mut record.retries);
+    for retry in &mut retries {
+        if record.has_pages(groups, retry.block) {
+            emit(saves, record, id, groups, retry.block..retry.block + 1);
+            retry.emitted_in = Some(pass);
+        }
+    }
+    record.retries = retries;
+    let mut block = record.confirmed;
+    while block < frontier {
+        let wanted =
+            |block: u32| !record.loaded.contains(&block) && record.has_pages(groups, block);
+        let start = (block..frontier)
+            .find(|&block| wanted(block))
+            .unwrap_or(frontier);
+        let end = (start..frontier)
+            .find(|&block| !wanted(block))
+            .unwrap_or(frontier);
+        if start < end {
+            emit(saves, record, id, groups, start..end);
+        }
+        block = end;
+    }
+    record.ever_saved |= saves.runs().len() > before;
+}
+
+/// Appends one run of blocks that all have a page in every group.
+fn emit(
+    transfers: &mut Transfers,
+    record: &Record,
+    id: u64,
+    groups: usize,
+    blocks: std::ops::Range<u32>,
+) {
+    let parent = record
+        .chain
+        .parent(blocks.start as usize)
+        .unwrap_or_default();
+    transfers.begin_run(id, record.generation, blocks.start, parent);
+    for block in blocks {
+        let Some(hash) = record.chain.hash(block as usize) else {
+            return;
+        };
+        transfers.push_block(
+            hash,
+            (0..groups).map(|position| record.page(position, block).unwrap_or(-1)),
+        );
+    }
+}
+
+fn check_first_report(record: &Record, id: u64, tokens: Tokens<'_>) -> Result<()> {
+    let mut digest = TokenDigest::new();
+    digest.extend(tokens);
+    if digest.count() != record.prompt_tokens || digest.value() != record.prompt_digest {
+        bail!(
+            Contradiction,
+            "request {id}: the first report has {} tokens that are not the prompt of {} tokens it was matched with",
+            digest.count(),
+            record.prompt_tokens
+        );
+    }
+    Ok(())
+}
+
+/// What [`crate::keys::Chain::extend`] would refuse is found before anything changes.
+fn check_tokens(scheme: Scheme, id: u64, tokens: Tokens<'_>) -> Result<()> {
+    if let (Scheme::Kvb1, Tokens::I64(tokens)) = (scheme, tokens)
+        && let Some(token) = tokens.iter().find(|&&token| i32::try_from(token).is_err())
+    {
+        bail!(
+            InvalidArgument,
+            "request {id}: token {token} does not fit 32 bits, as kvb1 keys need"
+        );
+    }
+    Ok(())
+}

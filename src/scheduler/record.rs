@@ -1,0 +1,238 @@
+//! What is known of one request: hashes, offer, page tables, watermark.
+
+use std::ops::Range;
+
+use super::GroupPages;
+use crate::error::{Result, bail};
+use crate::keys::{Chain, Seed};
+use crate::link::GroupInfo;
+
+/// Records kept for their memory at most.
+pub(super) const SPARES: usize = 64;
+
+/// Where a request is between match and its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Matched; may be asked about again.
+    Matched,
+    /// Its pages were reported and the offer settled.
+    Allocated,
+    /// It was part of a pass.
+    Running,
+}
+
+/// The last answer of the pool, in absolute prompt tokens.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Offered {
+    pub range: Range<u64>,
+    /// Number of the pass built last when the pool was asked.
+    pub asked_after: u64,
+}
+
+/// A settled offer that is not spent yet, in blocks.
+#[derive(Debug, Clone)]
+pub(super) struct Load {
+    pub blocks: Range<u32>,
+    pub emitted: bool,
+    /// The local worker began it.
+    pub started: bool,
+}
+
+/// A block whose put failed, and the pass it was emitted again with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Retry {
+    pub block: u32,
+    pub emitted_in: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Record {
+    pub generation: u64,
+    pub seed: Seed,
+    pub chain: Chain,
+    /// Digest and number of the prompt's tokens.
+    pub prompt_digest: u64,
+    pub prompt_tokens: u64,
+    /// Tokens reported so far; the prompt counts from the match on.
+    pub tokens: u64,
+    pub stage: Stage,
+    pub offered: Offered,
+    pub load: Option<Load>,
+    /// Blocks that came from the pool; they are not written back.
+    pub loaded: Range<u32>,
+    /// Page per block, one list per layer group.
+    pub pages: Vec<Vec<i32>>,
+    /// Blocks below it were queued for saving, or need not be.
+    pub confirmed: u32,
+    pub retries: Vec<Retry>,
+    pub ever_saved: bool,
+    /// The call of `build` that saw it last.
+    pub seen_in: u64,
+}
+
+impl Record {
+    pub fn new(chain: Chain, seed: Seed) -> Self {
+        Self {
+            generation: 0,
+            seed,
+            chain,
+            prompt_digest: 0,
+            prompt_tokens: 0,
+            tokens: 0,
+            stage: Stage::Matched,
+            offered: Offered::default(),
+            load: None,
+            loaded: 0..0,
+            pages: Vec::new(),
+            confirmed: 0,
+            retries: Vec::new(),
+            ever_saved: false,
+            seen_in: 0,
+        }
+    }
+
+    /// Makes it the record of a new life of some request; lists keep their memory.
+    pub fn renew(&mut self, generation: u64, seed: Seed) {
+        self.generation = generation;
+        self.seed = seed;
+        self.chain.reset(seed);
+        self.prompt_digest = 0;
+        self.prompt_tokens = 0;
+        self.tokens = 0;
+        self.stage = Stage::Matched;
+        self.offered = Offered::default();
+        self.load = None;
+        self.loaded = 0..0;
+        self.pages.iter_mut().for_each(Vec::clear);
+        self.confirmed = 0;
+        self.retries.clear();
+        self.ever_saved = false;
+        self.seen_in = 0;
+    }
+
+    /// Checks reported page lists against the groups and what is known, without entering them.
+    pub fn check_pages(
+        &self,
+        id: u64,
+        reported: &[GroupPages<'_>],
+        groups: &[GroupInfo],
+    ) -> Result<()> {
+        for (number, list) in reported.iter().enumerate() {
+            let Some(position) = position(groups, list.group) else {
+                bail!(
+                    InvalidArgument,
+                    "request {id}: layer group {} is not in the layout",
+                    list.group
+                );
+            };
+            if reported[..number]
+                .iter()
+                .any(|earlier| earlier.group == list.group)
+            {
+                bail!(
+                    InvalidArgument,
+                    "request {id}: layer group {} is listed twice",
+                    list.group
+                );
+            }
+            let slots = groups[position].slots;
+            for &index in list.indices {
+                if index < -1 || (index >= 0 && index as u64 >= slots) {
+                    bail!(
+                        OutOfRange,
+                        "request {id}: page index {index} of layer group {} is neither -1 nor below its {slots} pages",
+                        list.group
+                    );
+                }
+            }
+            self.check_place(id, list, position)?;
+        }
+        Ok(())
+    }
+
+    fn check_place(&self, id: u64, list: &GroupPages<'_>, position: usize) -> Result<()> {
+        let group = list.group;
+        if u32::try_from(list.indices.len())
+            .ok()
+            .and_then(|count| list.first_block.checked_add(count))
+            .is_none()
+        {
+            bail!(
+                OutOfRange,
+                "request {id}: layer group {group}: block ordinals overflow"
+            );
+        }
+        let first = list.first_block as usize;
+        if list.replace {
+            if first != 0 {
+                bail!(
+                    InvalidArgument,
+                    "request {id}: layer group {group}: a replacement is the whole list, but begins at block {first}"
+                );
+            }
+            return Ok(());
+        }
+        let known = self.pages.get(position).map_or(&[][..], Vec::as_slice);
+        if first > known.len() {
+            bail!(
+                Contradiction,
+                "request {id}: layer group {group}: pages begin at block {first}, but those of blocks {} … {} were never reported",
+                known.len(),
+                first - 1
+            );
+        }
+        for (offset, (known, new)) in known[first..].iter().zip(list.indices).enumerate() {
+            if known != new {
+                bail!(
+                    Contradiction,
+                    "request {id}: layer group {group}: block {} has page {known} and is reported with page {new}; reset the request when its allocation was released, or mark a replacement",
+                    first + offset
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters lists that [`Record::check_pages`] accepted.
+    pub fn enter_pages(&mut self, reported: &[GroupPages<'_>], groups: &[GroupInfo]) {
+        if self.pages.len() < groups.len() {
+            self.pages.resize_with(groups.len(), Vec::new);
+        }
+        for list in reported {
+            let Some(known) =
+                position(groups, list.group).and_then(|position| self.pages.get_mut(position))
+            else {
+                continue;
+            };
+            if list.replace {
+                known.clear();
+            }
+            let overlap = known.len().saturating_sub(list.first_block as usize);
+            known.extend_from_slice(list.indices.get(overlap..).unwrap_or_default());
+        }
+    }
+
+    /// The page of `block` in the group at `position`; `None` where none was reported or it is -1.
+    pub fn page(&self, position: usize, block: u32) -> Option<i32> {
+        let page = *self.pages.get(position)?.get(block as usize)?;
+        (page >= 0).then_some(page)
+    }
+
+    /// True when `block` has a page in each of the first `groups` groups.
+    pub fn has_pages(&self, groups: usize, block: u32) -> bool {
+        (0..groups).all(|position| self.page(position, block).is_some())
+    }
+
+    /// Blocks that have an entry, also -1, in each of the first `groups` groups.
+    pub fn paged_blocks(&self, groups: usize) -> u64 {
+        (0..groups)
+            .map(|position| self.pages.get(position).map_or(0, Vec::len) as u64)
+            .min()
+            .unwrap_or(0)
+    }
+}
+
+/// Where the group with this id stands among the layout's groups.
+pub(super) fn position(groups: &[GroupInfo], id: u32) -> Option<usize> {
+    groups.iter().position(|group| group.id == id)
+}

@@ -1,0 +1,126 @@
+//! What became of earlier passes, and the end of requests.
+
+use super::record::{Retry, SPARES};
+use super::{FinishReason, Scheduler};
+
+impl Scheduler {
+    /// Takes the local worker's report. Every call of the engine's begins with it, so that a
+    /// decision never rests on an older state than it must.
+    pub(super) fn take_report(&mut self) {
+        let mut report = std::mem::take(&mut self.report);
+        self.link.take_report(&mut report);
+        if !report.is_empty() {
+            for &pass in &report.started {
+                self.mark_started(pass);
+            }
+            for &pass in &report.submitted {
+                self.confirm(pass);
+            }
+            for failed in &report.failed_saves {
+                let record = self.records.get_mut(&failed.request_id);
+                if let Some(record) = record.filter(|record| record.generation == failed.generation)
+                    && !record
+                        .retries
+                        .iter()
+                        .any(|retry| retry.block == failed.block && retry.emitted_in.is_none())
+                {
+                    record.retries.retain(|retry| retry.block != failed.block);
+                    record.retries.push(Retry {
+                        block: failed.block,
+                        emitted_in: None,
+                    });
+                }
+            }
+            for failed in &report.failed_loads {
+                let record = self.records.get(&failed.request_id);
+                if record.is_some_and(|record| record.generation == failed.generation) {
+                    let first = self
+                        .failed_from
+                        .entry(failed.request_id)
+                        .or_insert(u32::MAX);
+                    *first = failed.block.min(*first);
+                }
+            }
+            for id in &report.released {
+                self.pinned.remove(id);
+            }
+            report.clear();
+        }
+        self.report = report;
+    }
+
+    /// The loads of `pass` were started: positions behind them may be reported as computed.
+    fn mark_started(&mut self, pass: u64) {
+        let Some(log) = self.logs.iter().find(|log| log.pass == pass) else {
+            return;
+        };
+        for emitted in log.emitted.iter().filter(|emitted| emitted.load) {
+            if let Some(record) = self.records.get_mut(&emitted.request_id)
+                && record.generation == emitted.generation
+                && let Some(load) = &mut record.load
+            {
+                load.started = true;
+            }
+        }
+    }
+
+    /// The saves of `pass` are queued: watermarks move. Older passes without a report never ran.
+    fn confirm(&mut self, pass: u64) {
+        while self.logs.front().is_some_and(|log| log.pass <= pass) {
+            let Some(log) = self.logs.pop_front() else {
+                return;
+            };
+            if log.pass == pass {
+                for emitted in &log.emitted {
+                    let Some(up_to) = emitted.saved_up_to else {
+                        continue;
+                    };
+                    if let Some(record) = self.records.get_mut(&emitted.request_id)
+                        && record.generation == emitted.generation
+                    {
+                        record.confirmed = record.confirmed.max(up_to);
+                        record
+                            .retries
+                            .retain(|retry| retry.emitted_in != Some(pass));
+                    }
+                }
+            }
+            self.spare_logs.push(log);
+        }
+    }
+
+    /// The request ended, was cancelled or preempted. True: its pages must stay as they are until
+    /// every rank reported the id through `get_finished`. An id that is not known is no error.
+    pub fn finished(&mut self, request_id: u64, reason: FinishReason) -> bool {
+        self.take_report();
+        if reason != FinishReason::Preempted {
+            self.failed_from.remove(&request_id);
+        }
+        // The leader cannot know what each rank still moves: any save that was emitted pins. A second
+        // call before the local worker's report gets the same answer, since pages may be in flight.
+        if self
+            .records
+            .get(&request_id)
+            .is_some_and(|record| record.ever_saved)
+        {
+            self.pinned.insert(request_id);
+        }
+        self.drop_record(request_id);
+        self.pinned.contains(&request_id)
+    }
+
+    /// The request's allocation was released and it will run again: everything tied to it is
+    /// forgotten, but not which of its loads failed. An id that is not known is no error.
+    pub fn reset(&mut self, request_id: u64) {
+        self.take_report();
+        self.drop_record(request_id);
+    }
+
+    pub(super) fn drop_record(&mut self, request_id: u64) {
+        if let Some(record) = self.records.remove(&request_id)
+            && self.spares.len() < SPARES
+        {
+            self.spares.push(record);
+        }
+    }
+}

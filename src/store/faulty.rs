@@ -1,0 +1,495 @@
+//! A store that breaks another by script, so that an integration can be tested without a cluster.
+//!
+//! A [`Script`] is a list of rules; each says in which calls, for which keys, what goes wrong. For
+//! a key the first rule that fits decides; hooks run for every rule that fits. What an action means:
+//!
+//! | action | exist | put | get | remove |
+//! | --- | --- | --- | --- | --- |
+//! | `Lose` | absent | stored, it says, but is not | missing | missing, and stays |
+//! | `Fail(code)` | unknown | failed, not stored | failed, nothing lands | failed, and stays |
+//! | `NoSpace` | – | no space, not stored | – | – |
+//! | `ClaimPresent` | present | already there, not stored | – | – |
+//! | `Truncate` | – | the first half is stored | the first half lands; wrong size | – |
+//! | `Corrupt` | – | stored with one byte flipped | lands with one byte flipped | – |
+//! | `WrongLength(n)` | the outcome list of the whole call is n longer, or shorter when negative ||||
+//! | `Hook(f)` | `f` runs before the call, on the caller's thread; it may wait ||||
+//!
+//! "–" leaves the key alone. Without a rule that fits, a call goes straight through.
+
+use std::ops::Range as Span;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{
+    Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
+    Store, code,
+};
+use crate::device::memory::{Source, Target};
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::layout::Range;
+
+/// Rules in order of precedence.
+pub type Script = Vec<Rule>;
+
+/// One thing that goes wrong.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// In calls of this kind …
+    pub call: Call,
+    /// … and these numbers, counted from 0 for each kind apart …
+    pub at: Span<u64>,
+    /// … for these keys …
+    pub keys: Which,
+    /// … this happens.
+    pub action: Action,
+}
+
+/// Kinds of calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// [`Store::exist`].
+    Exist,
+    /// [`Store::put`].
+    Put,
+    /// [`Store::get`].
+    Get,
+    /// [`Store::remove`].
+    Remove,
+    /// Each of them.
+    Any,
+}
+
+/// Keys of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// All; also a call without keys.
+    All,
+    /// The key at this position.
+    Index(usize),
+    /// Keys that contain this text.
+    Containing(Vec<u8>),
+    /// Of the keys of the call that contain this text, the one of this number, from 0.
+    Nth(usize, Vec<u8>),
+}
+
+/// What happens; see the table above.
+#[derive(Clone)]
+pub enum Action {
+    /// As if the key were not there, or the put had happened.
+    Lose,
+    /// The key fails with this code.
+    Fail(i32),
+    /// The outcome list has the wrong length by this much.
+    WrongLength(isize),
+    /// Half of the bytes.
+    Truncate,
+    /// One wrong byte.
+    Corrupt,
+    /// The pool is full.
+    NoSpace,
+    /// As if the key were there.
+    ClaimPresent,
+    /// Runs before the call.
+    Hook(Arc<dyn Fn() + Send + Sync>),
+}
+
+impl std::fmt::Debug for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Lose => f.write_str("Lose"),
+            Self::Fail(code) => write!(f, "Fail({code})"),
+            Self::WrongLength(by) => write!(f, "WrongLength({by})"),
+            Self::Truncate => f.write_str("Truncate"),
+            Self::Corrupt => f.write_str("Corrupt"),
+            Self::NoSpace => f.write_str("NoSpace"),
+            Self::ClaimPresent => f.write_str("ClaimPresent"),
+            Self::Hook(_) => f.write_str("Hook"),
+        }
+    }
+}
+
+/// How much was asked of the store, by kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Calls begun.
+    pub calls: u64,
+    /// Keys in them.
+    pub keys: u64,
+}
+
+/// The wrapper. Threads: as the store inside it; call numbers are given out as calls begin.
+pub struct Faulty {
+    inner: Arc<dyn Store>,
+    script: Mutex<Arc<Script>>,
+    counts: [Counter; 4],
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    calls: AtomicU64,
+    keys: AtomicU64,
+}
+
+/// What the script says about one call.
+struct Plan {
+    /// Per key, none for keys left alone; empty when no rule fits the call.
+    actions: Vec<Option<Action>>,
+    length: isize,
+}
+
+impl std::fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Faulty")
+            .field("script", &self.script)
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Faulty {
+    /// Wraps a store.
+    pub fn new(inner: Arc<dyn Store>, script: Script) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            script: Mutex::new(Arc::new(script)),
+            counts: Default::default(),
+        })
+    }
+
+    /// Replaces the script for calls that begin from now on. Call numbers go on counting.
+    pub fn set_script(&self, script: Script) {
+        *self.script.lock() = Arc::new(script);
+    }
+
+    /// What was asked so far, in calls of this kind.
+    pub fn count(&self, call: Call) -> Count {
+        let mut sum = Count::default();
+        for (i, counter) in self.counts.iter().enumerate() {
+            if call == Call::Any || call as usize == i {
+                sum.calls += counter.calls.load(Ordering::SeqCst);
+                sum.keys += counter.keys.load(Ordering::SeqCst);
+            }
+        }
+        sum
+    }
+
+    /// Counts the call, runs the hooks and picks each key's action.
+    fn begin(&self, call: Call, keys: &Keys) -> Plan {
+        let mut number = 0;
+        if let Some(counter) = self.counts.get(call as usize) {
+            counter.keys.fetch_add(keys.len() as u64, Ordering::SeqCst);
+            number = counter.calls.fetch_add(1, Ordering::SeqCst);
+        }
+        let script = Arc::clone(&self.script.lock());
+        let mut plan = Plan {
+            actions: Vec::new(),
+            length: 0,
+        };
+        for rule in script.iter() {
+            if (rule.call != call && rule.call != Call::Any) || !rule.at.contains(&number) {
+                continue;
+            }
+            let chosen = rule.keys.of(keys);
+            if chosen.is_empty() && rule.keys != Which::All {
+                continue;
+            }
+            match &rule.action {
+                Action::Hook(hook) => hook(),
+                Action::WrongLength(by) => plan.length = *by,
+                action => {
+                    plan.actions.resize(keys.len(), None);
+                    for key in chosen {
+                        if let Some(slot) = plan.actions.get_mut(key) {
+                            slot.get_or_insert_with(|| action.clone());
+                        }
+                    }
+                }
+            }
+        }
+        plan
+    }
+}
+
+impl Which {
+    fn of(&self, keys: &Keys) -> Vec<usize> {
+        let containing = |text: &Vec<u8>| -> Vec<usize> {
+            (0..keys.len())
+                .filter(|&i| contains(keys.get(i), text))
+                .collect()
+        };
+        match self {
+            Self::All => (0..keys.len()).collect(),
+            Self::Index(i) => (0..keys.len()).filter(|key| key == i).collect(),
+            Self::Containing(text) => containing(text),
+            Self::Nth(n, text) => containing(text).into_iter().skip(*n).take(1).collect(),
+        }
+    }
+}
+
+fn contains(key: &[u8], text: &[u8]) -> bool {
+    text.is_empty() || key.windows(text.len()).any(|window| window == text)
+}
+
+impl Plan {
+    fn action(&self, key: usize) -> Option<&Action> {
+        self.actions.get(key)?.as_ref()
+    }
+
+    /// Puts the outcomes decided here and those of the store, which were asked for the keys
+    /// without one, into one list.
+    fn merge<T: Copy>(&self, decided: &[Option<T>], asked: Vec<T>, out: &mut Vec<T>) {
+        out.clear();
+        if asked.len() != decided.iter().filter(|outcome| outcome.is_none()).count() {
+            out.extend(asked);
+            return;
+        }
+        let mut asked = asked.into_iter();
+        out.extend(
+            decided
+                .iter()
+                .filter_map(|own| own.or_else(|| asked.next())),
+        );
+    }
+
+    /// Makes the list's length as wrong as the script wants it.
+    fn stretch<T: Copy>(&self, filler: T, out: &mut Vec<T>) {
+        let length = out.len().saturating_add_signed(self.length);
+        let filler = out.last().copied().unwrap_or(filler);
+        out.resize(length, filler);
+    }
+}
+
+fn subset<T>(keys: &Keys, decided: &[Option<T>]) -> Keys {
+    let mut rest = keys.clone();
+    rest.retain(|i| decided.get(i).is_some_and(Option::is_none));
+    rest
+}
+
+/// The concatenation of the pieces; `None` when one is not host memory.
+fn gather(pieces: &[Source<'_>]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        bytes.extend_from_slice(piece.bytes()?);
+    }
+    Some(bytes)
+}
+
+/// Writes bytes over the pieces, as far as they reach. False when one is not host memory.
+fn scatter(mut bytes: &[u8], pieces: &mut [Target<'_>]) -> bool {
+    for piece in pieces {
+        let Some(target) = piece.bytes_mut() else {
+            return false;
+        };
+        let (now, later) = bytes.split_at(target.len().min(bytes.len()));
+        if let Some(start) = target.get_mut(..now.len()) {
+            start.copy_from_slice(now);
+        }
+        bytes = later;
+    }
+    true
+}
+
+fn flip(bytes: &mut [u8]) {
+    let middle = bytes.len() / 2;
+    if let Some(byte) = bytes.get_mut(middle) {
+        *byte ^= 0x01;
+    }
+}
+
+impl Store for Faulty {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
+        let plan = self.begin(Call::Exist, keys);
+        if plan.actions.is_empty() {
+            self.inner.exist(keys, out);
+        } else {
+            let decided: Vec<_> = (0..keys.len())
+                .map(|i| match plan.action(i)? {
+                    Action::Lose => Some(Presence::Absent),
+                    Action::Fail(code) => Some(Presence::Unknown(*code)),
+                    Action::ClaimPresent => Some(Presence::Present),
+                    _ => None,
+                })
+                .collect();
+            let mut asked = Vec::new();
+            self.inner.exist(&subset(keys, &decided), &mut asked);
+            plan.merge(&decided, asked, out);
+        }
+        plan.stretch(Presence::Present, out);
+    }
+
+    fn put(
+        &self,
+        keys: &Keys,
+        mut sources: Pieces<'_, Source<'_>>,
+        options: &PutOptions<'_>,
+        out: &mut Vec<PutOutcome>,
+    ) {
+        let plan = self.begin(Call::Put, keys);
+        let malformed = !sources.fits(keys.len())
+            || options
+                .groups
+                .is_some_and(|groups| groups.len() != keys.len())
+            || options
+                .places
+                .is_some_and(|places| places.len() != keys.len());
+        if plan.actions.is_empty() || malformed {
+            self.inner.put(keys, sources, options, out);
+            return plan.stretch(PutOutcome::Stored, out);
+        }
+        let mut decided = Vec::with_capacity(keys.len());
+        let mut spoilt: Vec<Option<Vec<u8>>> = Vec::with_capacity(keys.len());
+        for i in 0..keys.len() {
+            let (mut outcome, mut bytes) = (None, None);
+            match plan.action(i) {
+                Some(Action::Lose) => outcome = Some(PutOutcome::Stored),
+                Some(Action::Fail(code)) => outcome = Some(PutOutcome::Failed(*code)),
+                Some(Action::NoSpace) => outcome = Some(PutOutcome::NoSpace),
+                Some(Action::ClaimPresent) => outcome = Some(PutOutcome::AlreadyThere),
+                Some(action @ (Action::Truncate | Action::Corrupt)) => {
+                    match gather(sources.of(i)) {
+                        Some(mut object) => {
+                            if matches!(action, Action::Truncate) {
+                                object.truncate(object.len() / 2);
+                            } else {
+                                flip(&mut object);
+                            }
+                            bytes = Some(object);
+                        }
+                        None => outcome = Some(PutOutcome::Failed(code::UNREACHABLE_MEMORY)),
+                    }
+                }
+                _ => {}
+            }
+            decided.push(outcome);
+            spoilt.push(bytes);
+        }
+        let (mut pieces, mut ends) = (Vec::new(), Vec::new());
+        for (i, bytes) in spoilt.iter().enumerate() {
+            if !matches!(decided.get(i), Some(None)) {
+                continue;
+            }
+            match bytes {
+                Some(bytes) => pieces.push(Source::from(&bytes[..])),
+                None => pieces.extend_from_slice(sources.of(i)),
+            }
+            ends.push(pieces.len());
+        }
+        let groups = options.groups.map(|groups| subset(groups, &decided));
+        let places = options.places.map(|places| {
+            let kept = places.iter().zip(&decided);
+            let kept = kept.filter(|(_, outcome)| outcome.is_none());
+            kept.map(|(place, _)| *place).collect::<Vec<_>>()
+        });
+        let options = PutOptions {
+            soft_pin_ttl: options.soft_pin_ttl,
+            groups: groups.as_ref(),
+            places: places.as_deref(),
+        };
+        let mut asked = Vec::new();
+        let rest = Pieces::grouped(&mut pieces, &ends);
+        self.inner
+            .put(&subset(keys, &decided), rest, &options, &mut asked);
+        plan.merge(&decided, asked, out);
+        plan.stretch(PutOutcome::Stored, out);
+    }
+
+    fn get(&self, keys: &Keys, targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
+        let plan = self.begin(Call::Get, keys);
+        if plan.actions.is_empty() || !targets.fits(keys.len()) {
+            self.inner.get(keys, targets, out);
+            return plan.stretch(GetOutcome::Missing, out);
+        }
+        // Spoilt objects land beside their targets first.
+        let mut decided = Vec::with_capacity(keys.len());
+        let mut landings: Vec<Option<Vec<u8>>> = Vec::with_capacity(keys.len());
+        let mut lists = targets.into_lists(keys.len());
+        for (i, list) in lists.iter().enumerate() {
+            let (mut outcome, mut landing) = (None, None);
+            match plan.action(i) {
+                Some(Action::Lose) => outcome = Some(GetOutcome::Missing),
+                Some(Action::Fail(code)) => outcome = Some(GetOutcome::Failed(*code)),
+                Some(Action::Truncate | Action::Corrupt) => {
+                    let size = list.iter().map(Target::size).fold(0, u64::saturating_add);
+                    landing = Some(vec![0; usize::try_from(size).unwrap_or(0)]);
+                }
+                _ => {}
+            }
+            decided.push(outcome);
+            landings.push(landing);
+        }
+        let (mut pieces, mut ends) = (Vec::new(), Vec::new());
+        let forwarded = lists.iter_mut().zip(&mut landings).zip(&decided);
+        for ((list, landing), _) in forwarded.filter(|(_, outcome)| outcome.is_none()) {
+            match landing {
+                Some(landing) => pieces.push(Target::from(&mut landing[..])),
+                None => pieces.extend(list.iter_mut().map(Target::reborrow)),
+            }
+            ends.push(pieces.len());
+        }
+        let mut asked = Vec::new();
+        let rest = Pieces::grouped(&mut pieces, &ends);
+        self.inner.get(&subset(keys, &decided), rest, &mut asked);
+        drop(pieces);
+        let forwarded = (0..keys.len()).zip(lists).zip(&mut landings).zip(&decided);
+        let forwarded = forwarded.filter(|(_, outcome)| outcome.is_none());
+        for ((((i, list), landing), _), outcome) in forwarded.zip(&mut asked) {
+            let (Some(landing), GetOutcome::Landed(_)) = (landing, &outcome) else {
+                continue;
+            };
+            if matches!(plan.action(i), Some(Action::Truncate)) {
+                landing.truncate(landing.len() / 2);
+                *outcome = GetOutcome::WrongSize(landing.len() as u64);
+            } else {
+                flip(landing);
+            }
+            if !scatter(landing, list) {
+                *outcome = GetOutcome::Failed(code::UNREACHABLE_MEMORY);
+            }
+        }
+        plan.merge(&decided, asked, out);
+        plan.stretch(GetOutcome::Missing, out);
+    }
+
+    fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {
+        let plan = self.begin(Call::Remove, keys);
+        if plan.actions.is_empty() {
+            self.inner.remove(keys, force, out);
+        } else {
+            let decided: Vec<_> = (0..keys.len())
+                .map(|i| match plan.action(i)? {
+                    Action::Lose => Some(RemoveOutcome::Missing),
+                    Action::Fail(code) => Some(RemoveOutcome::Failed(*code)),
+                    _ => None,
+                })
+                .collect();
+            let mut asked = Vec::new();
+            self.inner
+                .remove(&subset(keys, &decided), force, &mut asked);
+            plan.merge(&decided, asked, out);
+        }
+        plan.stretch(RemoveOutcome::Missing, out);
+    }
+
+    fn register(&self, range: Range) -> Result<()> {
+        self.inner.register(range)
+    }
+
+    fn unregister(&self, range: Range) -> Result<()> {
+        self.inner.unregister(range)
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn close(&self) -> Result<()> {
+        self.inner.close()
+    }
+}

@@ -1,0 +1,137 @@
+//! When may the engine have a request's pages back? Counts the queued saves per request and keeps
+//! what the engine announced until it can be reported.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+/// One life of a request id.
+pub(super) type Life = (u64, u64);
+
+/// The saves in flight of all requests, and the announcements that wait for them.
+#[derive(Debug, Default)]
+pub(super) struct Finished {
+    /// Queued work items per (request id, generation). A request is in here only while it has some.
+    queued: BTreeMap<Life, u32>,
+    /// Announced ids that are not reported yet, with the last generation the announcement is about.
+    announced: HashMap<u64, u64>,
+    /// Ids whose last queued item ended since the last poll.
+    drained: Vec<u64>,
+}
+
+impl Finished {
+    /// A work item of this life was queued.
+    pub fn begin(&mut self, life: Life) {
+        *self.queued.entry(life).or_insert(0) += 1;
+    }
+
+    /// A work item of this life ended, whatever became of it.
+    pub fn end(&mut self, life: Life) {
+        let Some(count) = self.queued.get_mut(&life) else {
+            return;
+        };
+        *count -= 1;
+        if *count == 0 {
+            self.queued.remove(&life);
+            self.drained.push(life.0);
+        }
+    }
+
+    /// Takes an announcement about all lives of `id` up to `generation` (of the bound metadata) and
+    /// those that are queued. An id that is announced already stays with the later generation.
+    pub fn announce(&mut self, id: u64, bound: Option<u64>) {
+        let queued = self
+            .queued
+            .range((id, 0)..=(id, u64::MAX))
+            .next_back()
+            .map(|(life, _)| life.1);
+        let last = queued.max(bound).unwrap_or(0);
+        let generation = self.announced.entry(id).or_insert(last);
+        *generation = last.max(*generation);
+        // Looked at by the next `report`, as if it had just drained.
+        self.drained.push(id);
+    }
+
+    /// Moves every announced id whose items are done into `out`, each once, with its generation.
+    pub fn report(&mut self, mut out: impl FnMut(u64, u64)) {
+        let mut drained = std::mem::take(&mut self.drained);
+        for id in drained.drain(..) {
+            let Some(&generation) = self.announced.get(&id) else {
+                continue;
+            };
+            if self
+                .queued
+                .range((id, 0)..=(id, generation))
+                .next()
+                .is_none()
+            {
+                self.announced.remove(&id);
+                out(id, generation);
+            }
+        }
+        self.drained = drained;
+    }
+
+    /// Lives with queued items.
+    pub fn in_flight(&self) -> usize {
+        self.queued.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reported(finished: &mut Finished) -> Vec<u64> {
+        let mut ids = Vec::new();
+        finished.report(|id, _| ids.push(id));
+        ids
+    }
+
+    #[test]
+    fn an_id_is_reported_once_and_only_after_it_was_announced() {
+        let mut finished = Finished::default();
+        finished.begin((1, 1));
+        finished.end((1, 1));
+        assert!(reported(&mut finished).is_empty());
+        finished.announce(1, None);
+        assert_eq!(reported(&mut finished), [1]);
+        assert!(reported(&mut finished).is_empty());
+    }
+
+    #[test]
+    fn case_3_all_queued_items_hold_an_id_back() {
+        let mut finished = Finished::default();
+        for _ in 0..3 {
+            finished.begin((1, 1));
+        }
+        finished.announce(1, None);
+        finished.end((1, 1));
+        finished.end((1, 1));
+        assert!(reported(&mut finished).is_empty());
+        finished.end((1, 1));
+        assert_eq!(reported(&mut finished), [1]);
+    }
+
+    #[test]
+    fn a_later_life_does_not_hold_an_earlier_one_back() {
+        let mut finished = Finished::default();
+        finished.begin((1, 1));
+        finished.announce(1, None);
+        finished.begin((1, 2));
+        finished.end((1, 1));
+        assert_eq!(reported(&mut finished), [1]);
+        finished.announce(1, None);
+        assert!(reported(&mut finished).is_empty());
+        finished.end((1, 2));
+        assert_eq!(reported(&mut finished), [1]);
+    }
+
+    #[test]
+    fn two_announcements_before_the_report_are_one() {
+        let mut finished = Finished::default();
+        finished.announce(7, None);
+        finished.announce(7, None);
+        assert_eq!(reported(&mut finished), [7]);
+    }
+}

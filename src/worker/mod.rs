@@ -1,0 +1,352 @@
+//! The half that moves pages: one worker per rank, with the connection to the pool, the registered
+//! cache memory and one thread for saves. Synchronous loads run on the caller's thread.
+//!
+//! - `plan.rs`: which pages a block has and how they are named
+//! - `shared.rs`: what several threads see; lookups
+//! - `mover.rs`: cache memory and staging slots
+//! - `load.rs`, `save.rs`: the two directions
+//! - `finished.rs`: which requests' pages are the engine's again
+//! - `pass.rs`: bind, get_finished: what a pass tells the worker
+//! - `shutdown.rs`: the end
+
+mod finished;
+mod load;
+mod mover;
+mod pass;
+mod plan;
+mod save;
+mod shared;
+mod shutdown;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::config::{Config, Role};
+use crate::device::CacheMemory;
+use crate::engine::{Declarations, Engine, Terms};
+use crate::error::{Error, Kind, Result, bail};
+use crate::keys::{Naming, Template};
+use crate::lane::{Lane, Mode};
+use crate::link::{LocalWorker, Report};
+use crate::metadata::Metadata;
+use crate::stats::Stats;
+use crate::store::Store;
+use finished::Life;
+use load::LoadScratch;
+use mover::Mover;
+use plan::PagePlan;
+use save::SaveScratch;
+use shared::Shared;
+
+/// The metadata of the pass that is being worked on.
+struct Bound {
+    metadata: Arc<Metadata>,
+    loads_started: bool,
+    saves_taken: bool,
+    /// Lives whose saves must not be queued.
+    dropped: Vec<Life>,
+}
+
+impl Bound {
+    fn is_dropped(&self, request_id: u64, generation: u64) -> bool {
+        self.dropped.contains(&(request_id, generation))
+    }
+
+    /// Takes saves out; doing it again changes nothing.
+    fn drop_saves(&mut self, lives: impl Iterator<Item = Life>) {
+        for life in lives {
+            if !self.dropped.contains(&life) {
+                self.dropped.push(life);
+            }
+        }
+    }
+}
+
+/// The worker half. See the module. Exclusive, except for what [`Worker::handle`] gives out.
+pub struct Worker {
+    shared: Arc<Shared>,
+    naming: Naming,
+    number_format: String,
+    staging_bytes: u64,
+    batch: u32,
+    save_timeout: Duration,
+    saves: Lane,
+    save_scratch: Arc<Mutex<SaveScratch>>,
+    mover: Option<Arc<Mover>>,
+    /// The pages of the first registration; a later one must have the same.
+    first_plan: Option<Arc<PagePlan>>,
+    bound: Option<Bound>,
+    /// What `bind` could not say, for the next `start_load`.
+    deferred: Option<Error>,
+    load_scratch: LoadScratch,
+    failed_loads: Vec<u64>,
+    failed_view: Vec<u64>,
+    saved_view: Vec<u64>,
+    /// Reported ids that a metadata built earlier might still name: id, generation, pass.
+    recently_reported: Vec<(u64, u64, u64)>,
+}
+
+/// What may be used beside the exclusive calls of a worker, from any thread.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Worker {
+    /// A worker on the pool behind `store`. `EngineRefused`, `Unsupported` and `ConfigInvalid` say what does
+    /// not fit together; `NoThread` when the save thread cannot be started.
+    pub fn new(
+        config: &Config,
+        engine: &Engine,
+        store: Arc<dyn Store>,
+        mode: &Mode,
+    ) -> Result<Self> {
+        let terms = engine.terms(config)?;
+        let naming = Naming {
+            scheme: terms.scheme,
+            namespace: config.namespace().to_owned(),
+            model_key: config.model_key().to_owned(),
+            weights_digest: config.weights_digest().to_owned(),
+            page_format: terms.page_format,
+            tokens_per_block: terms.tokens_per_block,
+        };
+        if terms.role != Role::Capacity {
+            // Refuses names that make keys too long, before any layout is there.
+            Template::group(&naming, terms.world)?;
+        }
+        check_capabilities(config, store.as_ref())?;
+        let lane = format!("kvb-r{}-save", terms.global_rank);
+        Ok(Self {
+            shared: Arc::new(Shared::new(
+                terms,
+                store,
+                config.lookup_chunk_blocks() as usize,
+            )),
+            naming,
+            number_format: config.number_format().unwrap_or_default().to_owned(),
+            staging_bytes: config.staging_buffer_bytes(),
+            batch: config.transfer_batch_size(),
+            save_timeout: config.save_timeout(),
+            saves: Lane::start(&lane, 1, mode)?,
+            save_scratch: Arc::default(),
+            mover: None,
+            first_plan: None,
+            bound: None,
+            deferred: None,
+            load_scratch: LoadScratch::default(),
+            failed_loads: Vec::new(),
+            failed_view: Vec::new(),
+            saved_view: Vec::new(),
+            recently_reported: Vec::new(),
+        })
+    }
+
+    /// What the engine has to arrange.
+    pub fn declarations(&self) -> Declarations {
+        self.shared.terms.declarations
+    }
+
+    /// The terms that a scheduler beside this worker must have as well.
+    pub fn terms(&self) -> &Terms {
+        &self.shared.terms
+    }
+
+    /// What may be used beside this worker's exclusive calls.
+    pub fn handle(&self) -> Handle {
+        Handle(Arc::clone(&self.shared))
+    }
+
+    /// Takes the cache memory of a layout into use: pins staging slots and registers them with the pool.
+    ///
+    /// Errors: `BadState` when a layout is registered, for the capacity role and after shutdown; `Contradiction` when an
+    /// earlier registration had other pages; `InvalidArgument`, `ConfigInvalid` for what the layout
+    /// holds; `NoMemory`. Nothing stays registered then.
+    pub fn register_layout(&mut self, memory: CacheMemory) -> Result<()> {
+        if self.shared.is_closed() {
+            bail!(Closed, "register_layout: the worker was shut down");
+        }
+        if self.shared.terms.role == Role::Capacity {
+            bail!(
+                BadState,
+                "register_layout: role = capacity transfers nothing and takes no layout"
+            );
+        }
+        if self.mover.is_some() {
+            bail!(
+                BadState,
+                "register_layout: a layout is registered already; unregister it first"
+            );
+        }
+        memory.layout().validate()?;
+        let plan = PagePlan::new(
+            &self.shared.terms,
+            &self.naming,
+            &self.number_format,
+            memory.layout(),
+        )?;
+        let plan = Arc::new(plan);
+        if self
+            .first_plan
+            .as_ref()
+            .is_some_and(|first| !first.same_pages(&plan))
+        {
+            bail!(
+                Contradiction,
+                "register_layout: the layout registered before had other groups, regions or formats; only addresses and page counts may change"
+            );
+        }
+        let mover = Mover::new(
+            Arc::clone(&plan),
+            memory,
+            Arc::clone(&self.shared.store),
+            self.staging_bytes,
+            self.batch,
+        )?;
+        self.mover = Some(Arc::new(mover));
+        self.first_plan = Some(Arc::clone(&plan));
+        *self.shared.plan.write() = Some(plan);
+        Ok(())
+    }
+
+    /// Gives the cache memory back: on return nothing of the library touches it. Saves of a bound
+    /// metadata that were not queued are dropped, queued ones are waited for.
+    ///
+    /// Blocks: until the queued saves ended, at most `save_timeout_ms`; `Busy` then, and the layout
+    /// stays registered. `BadState` without a layout.
+    pub fn unregister_layout(&mut self) -> Result<()> {
+        if self.mover.is_none() {
+            bail!(BadState, "unregister_layout: no layout is registered");
+        }
+        let shared = Arc::clone(&self.shared);
+        if !self.saves.wait_until(Some(self.save_timeout), || {
+            shared.finished.lock().in_flight() == 0
+        }) {
+            bail!(
+                Busy,
+                "unregister_layout: saves are still running after {} ms",
+                self.save_timeout.as_millis()
+            );
+        }
+        *self.shared.plan.write() = None;
+        if let Some(bound) = &mut self.bound {
+            bound.saves_taken = true;
+        }
+        let abandoned = self.abandon_loads();
+        self.deferred = self.deferred.take().or(abandoned);
+        if let Some(mover) = self.mover.take()
+            && !mover.unregister()
+        {
+            // The pool may still write into the slots: their memory is never given back.
+            std::mem::forget(mover);
+        }
+        Ok(())
+    }
+}
+
+impl Handle {
+    /// How many of the leading blocks are stored in every layer group and shard; `hashes` holds block
+    /// hashes side by side. Errors: `InvalidArgument` for bytes that are no whole hashes, `BadState`
+    /// without a layout, `Closed`. What the pool does not answer counts as missing.
+    pub fn lookup(&self, hashes: &[u8]) -> Result<usize> {
+        let bytes = self.0.terms.hash_bytes();
+        if !hashes.len().is_multiple_of(bytes) {
+            bail!(
+                InvalidArgument,
+                "lookup: {} bytes are not whole block hashes of {bytes} bytes",
+                hashes.len()
+            );
+        }
+        if self.0.is_closed() {
+            bail!(Closed, "lookup: the worker was shut down");
+        }
+        if self.0.plan.read().is_none() {
+            bail!(BadState, "lookup: no layout is registered");
+        }
+        Ok(self.0.lookup(hashes))
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        self.0.stats.snapshot()
+    }
+
+    /// Requests (in one of their lives) with saves in flight.
+    pub fn saves_in_flight(&self) -> u64 {
+        self.0.finished.lock().in_flight() as u64
+    }
+
+    /// The counters as Prometheus text.
+    pub fn prometheus(&self) -> String {
+        self.stats().prometheus(self.0.terms.global_rank)
+    }
+
+    /// What the engine has to arrange.
+    pub fn declarations(&self) -> Declarations {
+        self.0.terms.declarations
+    }
+
+    /// The terms that a scheduler beside this worker must have as well.
+    pub fn terms(&self) -> &Terms {
+        &self.0.terms
+    }
+
+    /// Connects a scheduler; it takes the reports from now on. `BadState` while another one does.
+    pub fn link(&self) -> Result<Arc<dyn LocalWorker>> {
+        if !self.0.attach_scheduler() {
+            bail!(BadState, "this worker has a scheduler already");
+        }
+        Ok(Arc::new(SchedulerLink(Arc::clone(&self.0))))
+    }
+}
+
+/// A scheduler's connection; dropping it lets the next scheduler have the worker.
+struct SchedulerLink(Arc<Shared>);
+
+impl LocalWorker for SchedulerLink {
+    fn lookup(&self, hashes: &[u8]) -> usize {
+        self.0.lookup(hashes)
+    }
+
+    fn groups(&self) -> Option<Arc<[crate::link::GroupInfo]>> {
+        self.0.groups()
+    }
+
+    fn take_report(&self, into: &mut Report) {
+        self.0.take_report(into);
+    }
+}
+
+impl Drop for SchedulerLink {
+    fn drop(&mut self) {
+        self.0.detach_scheduler();
+    }
+}
+
+/// What the configuration asks of the pool, before anything is pinned or mounted.
+fn check_capabilities(config: &Config, store: &dyn Store) -> Result<()> {
+    if !config.role().writes() {
+        return Ok(());
+    }
+    let can = store.capabilities();
+    for (asked, able, field) in [
+        (
+            config.soft_pin_ttl_ms().is_some(),
+            can.soft_pin_ttl,
+            "soft_pin_ttl_ms",
+        ),
+        (config.group_blocks(), can.groups, "group_blocks"),
+    ] {
+        if asked && !able {
+            return Err(Error::new(
+                Kind::PoolRefused,
+                format!(
+                    "{field} is set, but the store \"{}\" cannot do it",
+                    can.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}

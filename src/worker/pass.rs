@@ -1,0 +1,122 @@
+//! What a pass tells the worker: the metadata to work on, and which requests ended.
+
+use std::sync::Arc;
+
+use super::{Bound, Worker};
+use crate::error::{Error, Kind, Result, bail};
+use crate::metadata::Metadata;
+
+/// How many passes ahead of `bind` an engine may build: after so many an id that was reported can
+/// no longer be named by an older metadata.
+const BUILT_AHEAD: u64 = 8;
+
+/// What `get_finished` reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reported<'a> {
+    /// Requests whose pages are the engine's again.
+    pub saved: &'a [u64],
+}
+
+impl Worker {
+    /// Binds the metadata of the next pass in place of the bound one: loads of that one that never started
+    /// are reported as failed (under TP by the next `start_load`), and its saves that were not
+    /// queued count as not submitted. Never fails: what is wrong is said by the next `start_load`.
+    pub fn bind(&mut self, metadata: Arc<Metadata>) {
+        let abandoned = self.abandon_loads();
+        self.deferred = self.deferred.take().or(abandoned);
+        let mut bound = Bound {
+            loads_started: false,
+            saves_taken: false,
+            dropped: Vec::new(),
+            metadata,
+        };
+        let metadata = &bound.metadata;
+        if let Err(error) = self.check(metadata) {
+            self.deferred.get_or_insert(error);
+            // Nothing of it means here what it meant where it was built.
+            bound.saves_taken = true;
+        }
+        let pass = metadata.pass();
+        self.recently_reported
+            .retain(|reported| reported.2 + BUILT_AHEAD >= pass);
+        let stale: Vec<_> = metadata
+            .saves()
+            .runs()
+            .iter()
+            .map(|run| (run.request_id, run.generation))
+            .filter(|life| {
+                let mut reported = self.recently_reported.iter();
+                reported.any(|reported| reported.0 == life.0 && life.1 <= reported.1)
+            })
+            .collect();
+        bound.drop_saves(stale.into_iter());
+        self.bound = Some(bound);
+    }
+
+    fn check(&self, metadata: &Metadata) -> Result<()> {
+        if metadata.fingerprint() != &self.shared.terms.fingerprint {
+            bail!(
+                Contradiction,
+                "bind: the metadata of pass {} was built with another model, key scheme, block size, lookahead or world than this worker has",
+                metadata.pass()
+            );
+        }
+        let empty = metadata.loads().runs().is_empty() && metadata.saves().runs().is_empty();
+        if let Some(plan) = &self.first_plan
+            && !empty
+            && !plan
+                .groups
+                .iter()
+                .map(|group| &group.id)
+                .eq(metadata.groups())
+        {
+            return Err(Error::new(
+                Kind::Contradiction,
+                format!(
+                    "bind: the metadata of pass {} names the layer groups {:?}, this worker's layout has others",
+                    metadata.pass(),
+                    metadata.groups()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes announcements of requests that ended, were cancelled or preempted, drops their saves that are
+    /// bound and not queued, and reports every announced request whose queued saves are done: each once. Announcements persist.
+    ///
+    /// Blocks: no. `Unsupported` when `loading` announces asynchronous loads, which this build lacks.
+    pub fn get_finished(&mut self, finished: &[u64], loading: &[u64]) -> Result<Reported<'_>> {
+        if let Some(id) = loading.first() {
+            bail!(
+                Unsupported,
+                "get_finished: request {id} is announced as loading; asynchronous loads are not supported in this build"
+            );
+        }
+        let mut queue = self.shared.finished.lock();
+        for &id in finished {
+            let of_bound = self.bound.as_ref().and_then(|bound| {
+                let runs = bound.metadata.saves().runs().iter();
+                runs.filter(|run| run.request_id == id)
+                    .map(|run| run.generation)
+                    .max()
+            });
+            queue.announce(id, of_bound);
+            if let (Some(bound), Some(generation)) = (&mut self.bound, of_bound) {
+                bound.drop_saves(std::iter::once((id, generation)));
+            }
+        }
+        let pass = self.bound.as_ref().map_or(0, |bound| bound.metadata.pass());
+        self.saved_view.clear();
+        queue.report(|id, generation| {
+            self.saved_view.push(id);
+            self.recently_reported.push((id, generation, pass));
+        });
+        drop(queue);
+        self.shared
+            .report(|report| report.released.extend_from_slice(&self.saved_view));
+        Ok(Reported {
+            saved: &self.saved_view,
+        })
+    }
+}

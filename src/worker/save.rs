@@ -1,0 +1,376 @@
+//! Saves: cache → slots → seal → pool, on the save thread, after the forward pass.
+
+use std::sync::Arc;
+
+use super::Worker;
+use super::finished::Life;
+use super::mover::Mover;
+use super::shared::Shared;
+use crate::device::memory::recycle_sources;
+use crate::device::{Event, PageRef, Stream};
+use crate::error::{Result, bail};
+use crate::keys::Keys;
+use crate::lane::{Item, Step};
+use crate::link::BlockOf;
+use crate::metadata::{Metadata, RunView};
+use crate::page::{FOOTER_BYTES, seal};
+use crate::store::{Pieces, Presence, PutOptions, PutOutcome};
+
+/// The lists of one batch, kept for the next.
+#[derive(Default)]
+pub(super) struct SaveScratch {
+    keys: Keys,
+    pages: Vec<PageRef>,
+    payloads: Vec<u64>,
+    blocks: Vec<BlockOf>,
+    present: Vec<Presence>,
+    outcomes: Vec<PutOutcome>,
+}
+
+/// The next page to save: pages of a run go from its last block to its first, so that in a pool
+/// that evicts by age the tail of a chain goes before its head.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cursor {
+    run: usize,
+    /// Blocks of the runs before this one.
+    base: usize,
+    /// Blocks of this run that are done.
+    done: usize,
+    kind: usize,
+}
+
+/// The saves of one pass.
+struct SaveItem {
+    shared: Arc<Shared>,
+    mover: Arc<Mover>,
+    metadata: Arc<Metadata>,
+    /// Requests whose saves left the metadata before it was queued.
+    dropped: Vec<Life>,
+    event: Event,
+    waited: bool,
+    cursor: Cursor,
+    scratch: Arc<parking_lot::Mutex<SaveScratch>>,
+}
+
+impl Worker {
+    /// Queues the saves of the bound metadata: they read the cache after everything that was put on
+    /// `stream` before this call. The pass counts as run from here on. A second call on one
+    /// metadata queues nothing.
+    ///
+    /// Blocks: no. Errors: `BadState` when nothing is bound, when loads of this pass were never started, or without a
+    /// layout; `Closed` after shutdown; `DeviceFailed`. The pass does not count as run then.
+    pub fn wait_for_save(&mut self, stream: Stream) -> Result<()> {
+        let Some(bound) = &mut self.bound else {
+            bail!(BadState, "wait_for_save: no metadata is bound");
+        };
+        if bound.saves_taken {
+            return Ok(());
+        }
+        let metadata = Arc::clone(&bound.metadata);
+        if !bound.loads_started && !metadata.loads().runs().is_empty() {
+            bail!(
+                BadState,
+                "wait_for_save: the loads of pass {} were never started",
+                metadata.pass()
+            );
+        }
+        if self.shared.is_closed() {
+            bail!(Closed, "wait_for_save: the worker was shut down");
+        }
+        let wanted = metadata
+            .saves()
+            .runs()
+            .iter()
+            .any(|run| !bound.is_dropped(run.request_id, run.generation));
+        if wanted {
+            let Some(mover) = &self.mover else {
+                bail!(
+                    BadState,
+                    "wait_for_save: pages are to be saved, but no layout is registered"
+                );
+            };
+            let item = SaveItem::new(
+                Arc::clone(&self.shared),
+                Arc::clone(mover),
+                Arc::clone(&metadata),
+                std::mem::take(&mut bound.dropped),
+                mover.memory.device().record(stream)?,
+                Arc::clone(&self.save_scratch),
+            );
+            bound.saves_taken = true;
+            // An item that is refused reports itself as dropped.
+            if self.saves.push(Box::new(item)).is_err() {
+                bail!(Closed, "wait_for_save: the save thread has ended");
+            }
+        }
+        bound.saves_taken = true;
+        self.shared
+            .report(|report| report.submitted.push(metadata.pass()));
+        Ok(())
+    }
+}
+
+impl SaveItem {
+    fn new(
+        shared: Arc<Shared>,
+        mover: Arc<Mover>,
+        metadata: Arc<Metadata>,
+        dropped: Vec<Life>,
+        event: Event,
+        scratch: Arc<parking_lot::Mutex<SaveScratch>>,
+    ) -> Self {
+        let item = Self {
+            shared,
+            mover,
+            metadata,
+            dropped,
+            event,
+            waited: false,
+            cursor: Cursor::default(),
+            scratch,
+        };
+        let mut finished = item.shared.finished.lock();
+        item.lives().for_each(|life| finished.begin(life));
+        drop(finished);
+        item
+    }
+
+    /// The life of each run that is saved; a request with several runs counts several times.
+    fn lives(&self) -> impl Iterator<Item = Life> {
+        let runs = self.metadata.saves().runs().iter();
+        runs.map(|run| (run.request_id, run.generation))
+            .filter(|life| !self.dropped.contains(life))
+    }
+
+    /// Fills the batch from the cursor on; false when there is nothing left.
+    fn collect(&mut self, scratch: &mut SaveScratch) -> bool {
+        scratch.keys.clear();
+        scratch.pages.clear();
+        scratch.payloads.clear();
+        scratch.blocks.clear();
+        let metadata = Arc::clone(&self.metadata);
+        let mover = Arc::clone(&self.mover);
+        while scratch.pages.len() < mover.batch {
+            let Some(view) = metadata.view_at(metadata.saves(), self.cursor.run, self.cursor.base)
+            else {
+                return !scratch.pages.is_empty();
+            };
+            let (run, blocks) = (view.run, view.run.blocks as usize);
+            let life = (run.request_id, run.generation);
+            if self.cursor.done >= blocks || self.dropped.contains(&life) {
+                self.cursor = Cursor {
+                    run: self.cursor.run + 1,
+                    base: self.cursor.base + blocks,
+                    ..Cursor::default()
+                };
+                continue;
+            }
+            let Some(kind) = mover.plan.kinds.get(self.cursor.kind) else {
+                self.cursor.done += 1;
+                self.cursor.kind = 0;
+                continue;
+            };
+            self.cursor.kind += 1;
+            if kind.writes {
+                self.add(
+                    scratch,
+                    &view,
+                    blocks - 1 - self.cursor.done,
+                    self.cursor.kind - 1,
+                );
+            }
+        }
+        true
+    }
+
+    fn add(&self, scratch: &mut SaveScratch, view: &RunView<'_>, block: usize, kind: usize) {
+        let kind = &self.mover.plan.kinds[kind];
+        let hash_bytes = self.shared.terms.hash_bytes();
+        let groups = self.metadata.groups().len();
+        let hash = view
+            .hashes
+            .get(block * hash_bytes..(block + 1) * hash_bytes)
+            .unwrap_or_default();
+        let index = view
+            .pages
+            .get(block * groups + usize::from(kind.group))
+            .copied()
+            .unwrap_or(-1);
+        let page = PageRef {
+            group: kind.group,
+            part: kind.part,
+            index,
+            slot: 0,
+        };
+        // The scheduler refused an index that is no page; another rank's layout may be smaller.
+        if let Err(error) = self
+            .mover
+            .check(&page)
+            .and_then(|()| scratch.keys.push_key(&kind.own, hash))
+        {
+            tracing::warn!(
+                "request {}: a page cannot be saved: {error}",
+                view.run.request_id
+            );
+            self.shared.stats.failed_save_pages.add(1);
+            return;
+        }
+        scratch.pages.push(page);
+        scratch.payloads.push(kind.payload);
+        scratch.blocks.push(BlockOf {
+            request_id: view.run.request_id,
+            generation: view.run.generation,
+            block: view.run.first_block + block as u32,
+        });
+    }
+
+    fn save_batch(&self, scratch: &mut SaveScratch) {
+        let stats = &self.shared.stats;
+        self.drop_present(scratch);
+        if scratch.pages.is_empty() {
+            return;
+        }
+        for (slot, page) in scratch.pages.iter_mut().enumerate() {
+            page.slot = slot as u32;
+        }
+        let mut slots = self.mover.save_slots.lock();
+        if let Err(error) = self
+            .mover
+            .memory
+            .gather(Stream::default(), &scratch.pages, &mut slots)
+        {
+            tracing::error!("save: {error}");
+            stats.failed_save_pages.add(scratch.pages.len() as u64);
+            return;
+        }
+        let mut sources = recycle_sources(std::mem::take(&mut *self.mover.save_sources.lock()));
+        for (number, (slot, &payload)) in slots.slots_mut().zip(&scratch.payloads).enumerate() {
+            let (bytes, footer) = slot.split_at_mut(payload as usize);
+            if self.mover.plan.sealed() {
+                footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.keys.get(number), bytes));
+            }
+            let object = self.mover.plan.object_bytes(payload) as usize;
+            sources.push((&slot[..object]).into());
+        }
+        self.shared.store.put(
+            &scratch.keys,
+            Pieces::one_each(&mut sources),
+            &PutOptions::default(),
+            &mut scratch.outcomes,
+        );
+        *self.mover.save_sources.lock() = recycle_sources(sources);
+        stats.store_calls.add(1);
+        self.note_outcomes(scratch);
+    }
+
+    /// Takes pages out of the batch that the pool has already.
+    fn drop_present(&self, scratch: &mut SaveScratch) {
+        let stats = &self.shared.stats;
+        self.shared.store.exist(&scratch.keys, &mut scratch.present);
+        stats.store_calls.add(1);
+        if scratch.present.len() != scratch.keys.len() {
+            // Says nothing about any key; a put of an existing key changes nothing.
+            return;
+        }
+        let present = &scratch.present;
+        let wanted = |number: usize| present[number] != Presence::Present;
+        scratch.keys.retain(wanted);
+        retain_by_index(&mut scratch.pages, wanted);
+        retain_by_index(&mut scratch.payloads, wanted);
+        retain_by_index(&mut scratch.blocks, wanted);
+        stats
+            .already_stored_pages
+            .add((present.len() - scratch.pages.len()) as u64);
+    }
+
+    fn note_outcomes(&self, scratch: &SaveScratch) {
+        let stats = &self.shared.stats;
+        let answered = scratch.outcomes.len() == scratch.pages.len();
+        let mut failed = 0u64;
+        for (number, block) in scratch.blocks.iter().enumerate() {
+            let outcome = if answered {
+                scratch.outcomes[number]
+            } else {
+                PutOutcome::Failed(0)
+            };
+            match outcome {
+                PutOutcome::Stored => {
+                    stats.saved_pages.add(1);
+                    stats.saved_bytes.add(scratch.payloads[number]);
+                    continue;
+                }
+                PutOutcome::AlreadyThere => {
+                    stats.already_stored_pages.add(1);
+                    continue;
+                }
+                PutOutcome::NoSpace => stats.no_space_pages.add(1),
+                PutOutcome::Failed(_) => stats.failed_save_pages.add(1),
+            }
+            failed += 1;
+            self.shared.report(|report| {
+                if report.failed_saves.last() != Some(block) {
+                    report.failed_saves.push(*block);
+                }
+            });
+        }
+        if failed > 0 {
+            tracing::debug!("save: the pool did not take {failed} pages; they are offered again");
+        }
+    }
+}
+
+impl Item for SaveItem {
+    fn name(&self) -> &'static str {
+        "save"
+    }
+
+    fn step(&mut self) -> Step {
+        if !std::mem::replace(&mut self.waited, true)
+            && let Err(error) = self.mover.memory.device().wait(&self.event)
+        {
+            tracing::error!(
+                "save: the pass cannot be waited for, its pages are not saved: {error}"
+            );
+            return Step::Done;
+        }
+        let scratch = Arc::clone(&self.scratch);
+        let mut scratch = scratch.lock();
+        if !self.collect(&mut scratch) {
+            return Step::Done;
+        }
+        self.save_batch(&mut scratch);
+        Step::More
+    }
+}
+
+impl Drop for SaveItem {
+    /// Runs when the item is done, was refused, or panicked: the requests are let go in any case.
+    fn drop(&mut self) {
+        let mut finished = self.shared.finished.lock();
+        self.lives().for_each(|life| finished.end(life));
+        drop(finished);
+        let mut rest = 0;
+        for run in self.metadata.saves().runs().iter().skip(self.cursor.run) {
+            if !self.dropped.contains(&(run.request_id, run.generation)) {
+                rest += u64::from(run.blocks);
+            }
+        }
+        let kinds = self
+            .mover
+            .plan
+            .kinds
+            .iter()
+            .filter(|kind| kind.writes)
+            .count() as u64;
+        let rest = rest.saturating_sub(self.cursor.done as u64) * kinds;
+        self.shared.stats.dropped_save_pages.add(rest);
+    }
+}
+
+fn retain_by_index<T>(list: &mut Vec<T>, keep: impl Fn(usize) -> bool) {
+    let mut number = 0;
+    list.retain(|_| {
+        number += 1;
+        keep(number - 1)
+    });
+}

@@ -1,0 +1,148 @@
+//! The part of a worker that several threads see: the engine's, the scheduler's and the save
+//! thread. Lookups live here, since they may run beside everything else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::finished::Finished;
+use super::plan::PagePlan;
+use crate::engine::Terms;
+use crate::keys::Keys;
+use crate::link::{GroupInfo, LocalWorker, Report};
+use crate::stats::Counters;
+use crate::store::{Presence, Store};
+
+/// Keys and answers of one lookup, kept for the next.
+#[derive(Default)]
+struct Scratch {
+    keys: Keys,
+    present: Vec<Presence>,
+}
+
+pub(super) struct Shared {
+    pub terms: Terms,
+    pub store: Arc<dyn Store>,
+    pub stats: Counters,
+    /// Present while a layout is registered.
+    pub plan: RwLock<Option<Arc<PagePlan>>>,
+    pub finished: Mutex<Finished>,
+    report: Mutex<Report>,
+    /// A scheduler takes the reports; without one none are kept.
+    has_scheduler: AtomicBool,
+    pub closed: AtomicBool,
+    lookup_chunk_blocks: usize,
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+impl Shared {
+    pub fn new(terms: Terms, store: Arc<dyn Store>, lookup_chunk_blocks: usize) -> Self {
+        Self {
+            terms,
+            store,
+            stats: Counters::default(),
+            plan: RwLock::new(None),
+            finished: Mutex::default(),
+            report: Mutex::default(),
+            has_scheduler: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            lookup_chunk_blocks,
+            scratch: Mutex::default(),
+        }
+    }
+
+    /// Lets one scheduler take the reports; false when one does already.
+    pub fn attach_scheduler(&self) -> bool {
+        !self.has_scheduler.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends it; what was not taken is forgotten.
+    pub fn detach_scheduler(&self) {
+        self.has_scheduler.store(false, Ordering::Release);
+        self.report.lock().clear();
+    }
+
+    /// Adds to the report, where somebody takes it.
+    pub fn report(&self, add: impl FnOnce(&mut Report)) {
+        if self.has_scheduler.load(Ordering::Acquire) {
+            add(&mut self.report.lock());
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn lookup_chunks(&self, plan: &PagePlan, hashes: &[u8], scratch: &mut Scratch) -> usize {
+        let per_block = plan.lookup.len();
+        let most = self.store.capabilities().keys_per_call / per_block;
+        let chunk_blocks = self.lookup_chunk_blocks.min(most).max(1);
+        let mut hits = 0;
+        for chunk in hashes.chunks(chunk_blocks * self.terms.hash_bytes()) {
+            let blocks = chunk.len() / self.terms.hash_bytes();
+            scratch.keys.clear();
+            if let Err(error) = scratch.keys.fill(&plan.lookup, chunk) {
+                // Only hashes of another scheme get here: nothing of ours is stored under them.
+                tracing::warn!("lookup: {error}");
+                return hits;
+            }
+            self.store.exist(&scratch.keys, &mut scratch.present);
+            self.stats.store_calls.add(1);
+            self.stats.lookup_blocks.add(blocks as u64);
+            self.stats.lookup_keys.add(scratch.keys.len() as u64);
+            let present = &scratch.present[..];
+            if present.len() != scratch.keys.len() {
+                // A broken answer says nothing about any key.
+                self.stats.failed_lookup_keys.add(scratch.keys.len() as u64);
+                tracing::warn!(
+                    store = self.store.capabilities().name,
+                    "{} answers to {} existence questions: all count as missing",
+                    present.len(),
+                    scratch.keys.len()
+                );
+                return hits;
+            }
+            let count = |wanted: fn(&Presence) -> bool| {
+                present.iter().filter(|one| wanted(one)).count() as u64
+            };
+            self.stats
+                .missing_keys
+                .add(count(|one| *one == Presence::Absent));
+            self.stats
+                .failed_lookup_keys
+                .add(count(|one| matches!(one, Presence::Unknown(_))));
+            match present.iter().position(|one| *one != Presence::Present) {
+                None => hits += blocks,
+                Some(miss) => return hits + miss / per_block,
+            }
+        }
+        hits
+    }
+}
+
+impl LocalWorker for Shared {
+    fn lookup(&self, hashes: &[u8]) -> usize {
+        let plan = self.plan.read().clone();
+        let Some(plan) = plan.filter(|plan| !plan.lookup.is_empty() && !self.is_closed()) else {
+            return 0;
+        };
+        let mut scratch = self.scratch.lock().pop().unwrap_or_default();
+        let hits = self.lookup_chunks(&plan, hashes, &mut scratch);
+        self.stats.lookups.add(1);
+        self.stats.hit_blocks.add(hits as u64);
+        self.scratch.lock().push(scratch);
+        hits
+    }
+
+    fn groups(&self) -> Option<Arc<[GroupInfo]>> {
+        self.plan.read().as_ref().map(|plan| plan.groups.clone())
+    }
+
+    fn take_report(&self, into: &mut Report) {
+        let mut report = self.report.lock();
+        if !report.is_empty() {
+            std::mem::swap(&mut *report, into);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The end of a worker, from any state.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Worker;
+use crate::error::{Result, bail};
+use crate::lane::Drain;
+
+/// How long [`Worker::drop`] lets queued saves run.
+const PATIENCE_ON_DROP: Duration = Duration::from_secs(10);
+
+impl Worker {
+    /// Ends the worker: queued saves run until the deadline, later ones are dropped and counted, the
+    /// thread is joined, staging is taken back from the pool and the connection closed. After it the
+    /// library does not touch the engine's memory, unless it says `Busy`: then a call of the pool is
+    /// stuck, and the slots that it may use are kept for ever. Calling it again is ok.
+    ///
+    /// Blocks: up to `deadline`, plus the pool's close.
+    pub fn shutdown(&mut self, deadline: Duration) -> Result<()> {
+        self.shared.closed.store(true, Ordering::Release);
+        *self.shared.plan.write() = None;
+        self.abandon_loads();
+        let closed = self.saves.close(deadline, Drain::Run);
+        if let Some(panic) = self.saves.take_panic() {
+            tracing::error!("the save thread lost a pass to a panic: {panic}");
+        }
+        if let Some(mover) = self.mover.take() {
+            let free = closed.stuck == 0 && mover.unregister();
+            if !free {
+                std::mem::forget(mover);
+            }
+        }
+        if closed.stuck > 0 {
+            bail!(
+                Busy,
+                "shutdown: {} save thread is still inside a call after {} ms; what it may use is kept",
+                closed.stuck,
+                deadline.as_millis()
+            );
+        }
+        self.shared.store.close()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.shared.is_closed()
+            && let Err(error) = self.shutdown(PATIENCE_ON_DROP)
+        {
+            tracing::error!("{error}");
+        }
+    }
+}

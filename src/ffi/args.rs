@@ -1,5 +1,5 @@
-//! Reading what the host passes and writing what it gets back: the only file that follows the host's
-//! pointers to data. Each check names the argument as the header calls it.
+//! Reading what the host passes and writing what it gets back: the only file that follows the
+//! host's pointers to data. Each check names the argument as the header calls it.
 
 use crate::error::{Error, Kind, Result, bail};
 use std::marker::PhantomData;
@@ -100,11 +100,12 @@ pub(super) unsafe fn fixed<T: Plain>(pointer: *const T, argument: &str) -> Resul
     Ok(unsafe { *pointer })
 }
 
-/// A struct of the host's that may be shorter or longer than ours: a missing tail reads as zero,
-/// a tail we do not know is ignored.
+/// A struct of the host's that may be shorter or longer than ours: a missing tail reads as zero, a
+/// tail we do not know is ignored.
 ///
 /// # Safety
-/// A pointer that is not NULL points to a struct that begins with its size in bytes and is that long.
+/// A pointer that is not NULL points to a struct that begins with its size in bytes and is that
+/// long.
 pub(super) unsafe fn growable<T: Growable + Plain>(pointer: *const T, argument: &str) -> Result<T> {
     // SAFETY: passed on.
     let size = unsafe { struct_size(pointer, argument) }?;
@@ -244,8 +245,8 @@ pub(super) struct Buffer<'a> {
 /// A buffer named `buffer` with its `out_needed`. Capacity 0 ignores the pointer.
 ///
 /// # Safety
-/// A pointer that is neither NULL nor ignored points to `capacity` bytes that may be written during
-/// `'a`; `needed` as for [`out`].
+/// A pointer that is neither NULL nor ignored points to `capacity` bytes that may be written
+/// during `'a`; `needed` as for [`out`].
 pub(super) unsafe fn buffer<'a>(
     start: *mut u8,
     capacity: usize,

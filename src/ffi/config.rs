@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// A validated configuration: one JSON object, immutable once read.
 ///
-/// Threads: shared. Made by kvb_config_from_file and kvb_config_from_json, freed by kvb_config_free; what was made
-/// from it does not need it any more.
+/// Threads: shared. Made by kvb_config_from_file and kvb_config_from_json, freed by
+/// kvb_config_free; what was made from it does not need it any more.
 pub struct kvb_config {
     _opaque: (),
 }
@@ -25,9 +25,9 @@ impl Noun for kvb_config {
     type Alone = ();
 }
 
-/// Reads the configuration file at `path_or_null` (UTF-8). With NULL it is the file that the environment variable
-/// KVBRIDGE_CONFIG names, else the one that MOONCAKE_CONFIG_PATH names. The environment is read in
-/// this call only, and never changed.
+/// Reads the configuration file at `path_or_null` (UTF-8). With NULL it is the file that the
+/// environment variable KVBRIDGE_CONFIG names, else the one that MOONCAKE_CONFIG_PATH names. The
+/// environment is read in this call only, and never changed.
 ///
 /// Threads: any. Blocks: while the file is read.
 /// Errors: KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
@@ -74,8 +74,8 @@ pub unsafe extern "C" fn kvb_config_from_json(
     })
 }
 
-/// Writes the effective configuration as JSON text: every field, also those left to their defaults.
-/// Reading it gives the same configuration.
+/// Writes the effective configuration as JSON text: every field, also those left to their
+/// defaults. Reading it gives the same configuration.
 ///
 /// Errors: KVB_TOO_SMALL.
 #[unsafe(no_mangle)]
@@ -101,5 +101,7 @@ pub unsafe extern "C" fn kvb_config_render(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_config_free(config: *mut kvb_config) {
     // SAFETY: the caller's promise, see the header's conventions.
-    guard_or("kvb_config_free", (), || unsafe { handle::free(config, "config") });
+    guard_or("kvb_config_free", (), || unsafe {
+        handle::free(config, "config")
+    });
 }

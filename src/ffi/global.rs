@@ -11,7 +11,8 @@ use std::ffi::{c_char, c_void};
 /// hosts must be built anew, and is the library's SONAME.
 pub const KVB_ABI_VERSION: u32 = 1;
 
-/// The library's version, "major.minor.patch", as a terminated string that lives as long as the process.
+/// The library's version, "major.minor.patch", as a terminated string that lives as long as the
+/// process.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvb_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
@@ -27,7 +28,8 @@ pub extern "C" fn kvb_abi_version() -> u32 {
 /// Calls that succeed leave it as it is; it is empty when none failed yet.
 ///
 /// Unlike other buffers this one is also written when it is too small: the text is cut, at a whole
-/// character, and terminated all the same, so that a fixed array is enough for printing. `out_needed` may be NULL.
+/// character, and terminated all the same, so that a fixed array is enough for printing.
+/// `out_needed` may be NULL.
 ///
 /// Returns KVB_TOO_SMALL when the text was cut. No status of this function replaces the text.
 #[unsafe(no_mangle)]
@@ -60,8 +62,9 @@ pub unsafe extern "C" fn kvb_last_error(
     })
 }
 
-/// Sets the one callback that receives the library's log, or with NULL removes it. Without one nothing
-/// is logged; nothing ever goes to standard output or error. `max_level` is the finest level wanted, one of KVB_LOG_*.
+/// Sets the one callback that receives the library's log, or with NULL removes it. Without one
+/// nothing is logged; nothing ever goes to standard output or error. `max_level` is the finest
+/// level wanted, one of KVB_LOG_*.
 ///
 /// The callback is the process's: the last call wins. When this returns, the callback set before
 /// is not running and is never called again, so that its context may be freed.

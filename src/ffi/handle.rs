@@ -3,8 +3,8 @@
 //!
 //! A handle has two parts. The shared part may be used by several threads at once (functions with
 //! a `const` receiver). The exclusive part sits in a mutex that is only ever tried: a host that
-//! calls twice at once gets `KVB_BUSY` instead of undefined behaviour. Which nouns have such a part
-//! is said by their [`Access`].
+//! calls twice at once gets `KVB_BUSY` instead of undefined behaviour. Which nouns have such a
+//! part is said by their [`Access`].
 
 use crate::error::{Error, Kind, Result, bail};
 use parking_lot::{Mutex, MutexGuard};
@@ -63,8 +63,8 @@ pub(super) fn create<N: Noun>(common: N::Common, alone: N::Alone) -> *mut N {
 /// The handle behind a pointer of the host's, checked as far as that is possible.
 ///
 /// # Safety
-/// `pointer` is NULL or points to at least eight readable bytes; where they are those of a live handle of this noun,
-/// that handle is not freed during `'a`.
+/// `pointer` is NULL or points to at least eight readable bytes; where they are those of a live
+/// handle of this noun, that handle is not freed during `'a`.
 unsafe fn behind<'a, N: Noun>(pointer: *const N, argument: &str) -> Result<&'a Handle<N>> {
     if pointer.is_null() {
         bail!(NullPointer, "{argument} is NULL");
@@ -90,13 +90,7 @@ unsafe fn behind<'a, N: Noun>(pointer: *const N, argument: &str) -> Result<&'a H
     }
     // SAFETY: the tag is the noun's own, so this is a handle that `create::<N>` made.
     let handle = unsafe { &*handle };
-    if handle.poisoned.load(Ordering::Acquire) {
-        bail!(
-            Poisoned,
-            "an earlier call on {argument} panicked; only {}_free still works",
-            N::NAME
-        );
-    }
+    handle.check_poison(argument)?;
     Ok(handle)
 }
 
@@ -124,7 +118,8 @@ pub(super) unsafe fn shared<'a, N: Noun>(
     unsafe { behind(pointer, argument) }.map(Receiver::new)
 }
 
-/// Both parts of a receiver, for one call at a time. A panic while they are held poisons the handle.
+/// Both parts of a receiver, for one call at a time. A panic while they are held poisons the
+/// handle.
 ///
 /// # Safety
 /// As for [`input`].
@@ -182,6 +177,17 @@ pub(super) unsafe fn free<N: Noun>(pointer: *mut N, argument: &str) -> Result<()
 }
 
 impl<N: Noun> Handle<N> {
+    fn check_poison(&self, argument: &str) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            bail!(
+                Poisoned,
+                "an earlier call on {argument} panicked; only {}_free still works",
+                N::NAME
+            );
+        }
+        Ok(())
+    }
+
     fn alone(&self, argument: &str, function: &'static str) -> Result<Alone<'_, N>> {
         let Some(alone) = self.alone.try_lock() else {
             return Err(Error::new(
@@ -193,9 +199,12 @@ impl<N: Noun> Handle<N> {
             ));
         };
         *self.running.lock() = function;
+        let receiver = Receiver::new(self);
+        // The call before this one may have panicked after this one had passed the first check.
+        self.check_poison(argument)?;
         Ok(Alone {
+            _receiver: receiver,
             alone,
-            receiver: Receiver::new(self),
         })
     }
 }
@@ -230,14 +239,9 @@ impl<N: Noun> Drop for Receiver<'_, N> {
 
 /// Both parts of a receiver during one call.
 pub(super) struct Alone<'a, N: Noun> {
+    /// First, so that a panic has poisoned the handle before the next call can have the lock.
+    _receiver: Receiver<'a, N>,
     alone: MutexGuard<'a, N::Alone>,
-    receiver: Receiver<'a, N>,
-}
-
-impl<'a, N: Noun> Alone<'a, N> {
-    pub(super) fn common(&self) -> &'a N::Common {
-        self.receiver.common()
-    }
 }
 
 impl<N: Noun> std::ops::Deref for Alone<'_, N> {

@@ -19,11 +19,12 @@ pub const KVB_SCHEME_TRTLLM: i32 = 1;
 /// kvb_keys_page_key: the replicated page instead of a rank's.
 pub const KVB_SHARD_REPLICATED: i32 = -1;
 
-/// Writes the hashes of all whole blocks of the request's prompt, side by side. `scheme` is one of KVB_SCHEME_*;
-/// `lookahead` is 0 without a drafter, else kvb_declarations.prompt_lookahead. Of the request only prompt, salt, adapter and media count.
+/// Writes the hashes of all whole blocks of the request's prompt, side by side. `scheme` is one of
+/// KVB_SCHEME_*; `lookahead` is 0 without a drafter, else kvb_declarations.prompt_lookahead. Of
+/// the request only prompt, salt, adapter and media count.
 ///
-/// Threads: any. Errors: KVB_TOO_SMALL; KVB_INVALID_ARGUMENT, a token that the scheme cannot hash, an
-/// adapter that it cannot name, tokens_per_block 0.
+/// Threads: any. Errors: KVB_TOO_SMALL; KVB_INVALID_ARGUMENT, a token that the scheme cannot hash,
+/// an adapter that it cannot name, tokens_per_block 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_keys_hash_blocks(
     scheme: i32,
@@ -51,17 +52,24 @@ pub unsafe extern "C" fn kvb_keys_hash_blocks(
             lookahead,
             ..request.scope
         };
-        buffer.bytes(&keys::hash_blocks(scheme, &scope, request.prompt, tokens_per_block)?)
+        buffer.bytes(&keys::hash_blocks(
+            scheme,
+            &scope,
+            request.prompt,
+            tokens_per_block,
+        )?)
     })
 }
 
-/// Writes the pool's key of one page. The names come from `config`, the shape from a group of `layout`, block size and number of ranks
-/// from `engine`. `rank` names the shard, KVB_SHARD_REPLICATED the group's replicated page; under attention DP every owner's pages are
+/// Writes the pool's key of one page. The names come from `config`, the shape from a group of
+/// `layout`, block size and number of ranks from `engine`. `rank` names the shard,
+/// KVB_SHARD_REPLICATED the group's replicated page; under attention DP every owner's pages are
 /// rank 0's. `hash` is one block hash of the configured scheme.
 ///
 /// Threads: any; the layout must not change meanwhile.
-/// Errors: KVB_TOO_SMALL; KVB_OUT_OF_RANGE, no such group or rank; KVB_INVALID_ARGUMENT, the group has no such page
-/// or the hash has another length; KVB_CONFIG_INVALID, the names make the key too long.
+/// Errors: KVB_TOO_SMALL; KVB_OUT_OF_RANGE, no such group or rank; KVB_INVALID_ARGUMENT, the group
+/// has no such page or the hash has another length; KVB_CONFIG_INVALID, the names make the key too
+/// long.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_keys_page_key(
     config: *const kvb_config,
@@ -89,7 +97,10 @@ pub unsafe extern "C" fn kvb_keys_page_key(
         let terms = engine.terms(config)?;
         let mut groups = layout.groups().iter();
         let Some(group) = groups.find(|group| group.group().id == group_id) else {
-            bail!(OutOfRange, "group_id is {group_id}, which the layout does not have");
+            bail!(
+                OutOfRange,
+                "group_id is {group_id}, which the layout does not have"
+            );
         };
         let (part, shard) = match u32::try_from(rank) {
             Ok(rank) if rank < terms.world => {
@@ -103,9 +114,16 @@ pub unsafe extern "C" fn kvb_keys_page_key(
                 terms.world
             ),
         };
-        let sizes: Vec<u64> = group.regions(part).iter().map(|region| region.size).collect();
+        let sizes: Vec<u64> = group
+            .regions(part)
+            .iter()
+            .map(|region| region.size)
+            .collect();
         if sizes.is_empty() {
-            bail!(InvalidArgument, "layer group {group_id} has no region in this part");
+            bail!(
+                InvalidArgument,
+                "layer group {group_id} has no region in this part"
+            );
         }
         let naming = Naming {
             scheme: terms.scheme,

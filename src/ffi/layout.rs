@@ -23,8 +23,8 @@ impl Noun for kvb_layout {
     type Alone = Layout;
 }
 
-/// A layer group: layers that share one page index space, such as one attention window. It names pages,
-/// so it must be the same on every rank and every server.
+/// A layer group: layers that share one page index space, such as one attention window. It names
+/// pages, so it must be the same on every rank and every server.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_group {
@@ -32,8 +32,8 @@ pub struct kvb_group {
     pub id: u32,
     /// Attention window in tokens; 0 for full attention.
     pub window: u32,
-    /// How numbers are encoded: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8, nvfp4, mxfp8, mxfp4, int4, or
-    /// "custom:" and a text.
+    /// How numbers are encoded: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8, nvfp4,
+    /// mxfp8, mxfp4, int4, or "custom:" and a text.
     pub number_format: kvb_bytes,
     /// The engine's word for the order of bytes inside a region, such as "HND"; may be empty.
     pub layout_tag: kvb_bytes,
@@ -45,8 +45,8 @@ pub struct kvb_group {
 // SAFETY: integers and pointers, and structs of these.
 unsafe impl Plain for kvb_group {}
 
-/// One strided byte range: page i's part of it starts at base + i * stride and has `size` bytes. A page is the
-/// concatenation of its group's regions in the order they were added.
+/// One strided byte range: page i's part of it starts at base + i * stride and has `size` bytes. A
+/// page is the concatenation of its group's regions in the order they were added.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_region {
@@ -90,8 +90,8 @@ pub struct kvb_pool {
 // SAFETY: integers.
 unsafe impl Plain for kvb_pool {}
 
-/// Begins an empty layout. `mapping_bytes` is the size of the physical mappings that the cache's memory is made of,
-/// beyond which one registration must not reach; 0 if it does not matter.
+/// Begins an empty layout. `mapping_bytes` is the size of the physical mappings that the cache's
+/// memory is made of, beyond which one registration must not reach; 0 if it does not matter.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
@@ -138,8 +138,8 @@ pub unsafe extern "C" fn kvb_layout_add_group(
 
 /// Appends a region to a group's sharded page: bytes that belong to this rank.
 ///
-/// Errors: KVB_INVALID_ARGUMENT, the group is not there, or the region is empty, overlaps with itself or does not fit
-/// into 64-bit addresses.
+/// Errors: KVB_INVALID_ARGUMENT, the group is not there, or the region is empty, overlaps with
+/// itself or does not fit into 64-bit addresses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_layout_add_region(
     layout: *mut kvb_layout,
@@ -158,8 +158,8 @@ pub unsafe extern "C" fn kvb_layout_add_region(
     })
 }
 
-/// Appends a region to a group's replicated page: bytes that are the same on every rank of the tensor-parallel
-/// group. They are stored once, written by rank 0 and read by all.
+/// Appends a region to a group's replicated page: bytes that are the same on every rank of the
+/// tensor-parallel group. They are stored once, written by rank 0 and read by all.
 ///
 /// Errors: as kvb_layout_add_region.
 #[unsafe(no_mangle)]
@@ -180,7 +180,8 @@ pub unsafe extern "C" fn kvb_layout_add_replicated_region(
     })
 }
 
-/// Appends the regions of one KVCacheManager block pool: one, or one per layer when the layers come first.
+/// Appends the regions of one KVCacheManager block pool: one, or one per layer when the layers
+/// come first.
 ///
 /// Errors: as kvb_layout_add_region; also when a page's bytes are not whole.
 #[unsafe(no_mangle)]
@@ -216,7 +217,9 @@ pub unsafe extern "C" fn kvb_layout_add_pool(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_layout_free(layout: *mut kvb_layout) {
     // SAFETY: the caller's promise, see the header's conventions.
-    guard_or("kvb_layout_free", (), || unsafe { handle::free(layout, "layout") });
+    guard_or("kvb_layout_free", (), || unsafe {
+        handle::free(layout, "layout")
+    });
 }
 
 fn translated(given: kvb_region) -> Region {

@@ -28,8 +28,8 @@ pub const KVB_LOG_DEBUG: i32 = 4;
 /// Decisions per block.
 pub const KVB_LOG_TRACE: i32 = 5;
 
-/// Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that speaks.
-/// Both texts are UTF-8, not terminated, and valid during the call only.
+/// Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
+/// speaks. Both texts are UTF-8, not terminated, and valid during the call only.
 ///
 /// It is called on whatever thread the line arises, also on threads of the library, by several at
 /// once. It must return soon, must not throw, and must not call `kvb_set_log`.

@@ -7,11 +7,11 @@ use super::status::kvb_status;
 use crate::metadata::{Metadata, Transfers};
 use std::sync::Arc;
 
-/// One pass's transfers, as the scheduler decided them. It holds no address and nothing that belongs to
-/// one rank, so that the leader's can be broadcast to all ranks as bytes.
+/// One pass's transfers, as the scheduler decided them. It holds no address and nothing that
+/// belongs to one rank, so that the leader's can be broadcast to all ranks as bytes.
 ///
-/// Threads: shared, immutable. Made by kvb_scheduler_build and kvb_metadata_decode, freed by kvb_metadata_free at any time:
-/// a worker that it was bound to has its own hold on it.
+/// Threads: shared, immutable. Made by kvb_scheduler_build and kvb_metadata_decode, freed by
+/// kvb_metadata_free at any time: a worker that it was bound to has its own hold on it.
 pub struct kvb_metadata {
     _opaque: (),
 }
@@ -124,11 +124,14 @@ pub unsafe extern "C" fn kvb_metadata_summary(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_metadata_free(metadata: *mut kvb_metadata) {
     // SAFETY: the caller's promise, see the header's conventions.
-    guard_or("kvb_metadata_free", (), || unsafe { handle::free(metadata, "metadata") });
+    guard_or("kvb_metadata_free", (), || unsafe {
+        handle::free(metadata, "metadata")
+    });
 }
 
 /// A request's runs stand side by side.
 fn requests(transfers: &Transfers) -> u64 {
     let runs = transfers.runs();
-    runs.chunk_by(|one, next| one.request_id == next.request_id).count() as u64
+    runs.chunk_by(|one, next| one.request_id == next.request_id)
+        .count() as u64
 }

@@ -2,9 +2,9 @@
 //! `include/kvbridge/kvbridge.h` is generated from this folder; the comments here are its manual.
 //!
 //! The pieces: [`guard`] is the one way in, [`handle`] makes and checks handles, `args` reads and
-//! writes through the host's pointers, [`status`] pins the numbers, `message` keeps the texts, [`log`]
-//! speaks to the host's callback. On these stands one file per noun. There is no logic here
-//! beyond translation and checking.
+//! writes through the host's pointers, [`status`] pins the numbers, `message` keeps the texts,
+//! [`log`] speaks to the host's callback. On these stands one file per noun. There is no logic
+//! here beyond translation and checking.
 
 #![allow(unsafe_code, reason = "this is where the host's pointers are followed")]
 #![allow(non_camel_case_types, reason = "types carry their C names")]

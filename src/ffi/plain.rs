@@ -40,7 +40,8 @@ pub const KVB_TOKENS_INT32: i32 = 0;
 /// kvb_tokens.element_type: `const int64_t *`
 pub const KVB_TOKENS_INT64: i32 = 1;
 
-/// Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in both.
+/// Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in
+/// both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_tokens {
@@ -128,7 +129,8 @@ pub struct kvb_engine {
     pub max_draft_len: i32,
     /// KVB_DEVICE_*.
     pub device_kind: i32,
-    /// Number of the device; -1 for the context that is current when the layout is registered. Ignored for host memory.
+    /// Number of the device; -1 for the context that is current when the layout is registered.
+    /// Ignored for host memory.
     pub device_ordinal: i32,
     /// Flag: every rank holds whole attention heads and owns its requests.
     pub attention_dp: u8,
@@ -200,20 +202,22 @@ pub(super) unsafe fn engine(pointer: *const kvb_engine) -> Result<Engine> {
     })
 }
 
-/// A request: its prompt and everything else that decides what its KV is. Requests share pages only when
-/// salt, adapter and media are the same too.
+/// A request: its prompt and everything else that decides what its KV is. Requests share pages
+/// only when salt, adapter and media are the same too.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_request {
     /// sizeof(kvb_request)
     pub struct_size: u32,
-    /// The engine's id; unique among live requests. It may come again after kvb_scheduler_finished or kvb_scheduler_reset.
+    /// The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
+    /// or kvb_scheduler_reset.
     pub request_id: u64,
     /// The whole prompt.
     pub prompt: kvb_tokens,
     /// Keeps tenants apart. Counts when has_cache_salt is 1, also when it is empty.
     pub cache_salt: kvb_bytes,
-    /// The adapter, as bytes that the engine chooses (a content digest, a name). Counts when has_lora_identity is 1.
+    /// The adapter, as bytes that the engine chooses (a content digest, a name). Counts when
+    /// has_lora_identity is 1.
     pub lora_identity: kvb_bytes,
     /// The adapter's task id; the key scheme trtllm needs it. Counts when has_lora_task_id is 1.
     pub lora_task_id: i64,
@@ -275,8 +279,8 @@ pub(super) unsafe fn request<'a>(pointer: *const kvb_request) -> Result<Request<
     }
 }
 
-/// Pages of one layer group, from one block ordinal on. What overlaps with pages reported before must be
-/// identical, and a gap is an error.
+/// Pages of one layer group, from one block ordinal on. What overlaps with pages reported before
+/// must be identical, and a gap is an error.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_group_pages {
@@ -317,7 +321,8 @@ pub(super) unsafe fn group_pages<'a>(
     Ok(())
 }
 
-/// Ids as a view into the handle that gave them: valid until the next call on it that has a non-const receiver.
+/// Ids as a view into the handle that gave them: valid until the next call on it that has a
+/// non-const receiver.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_ids {

@@ -11,11 +11,12 @@ use super::worker::kvb_worker;
 use crate::error::bail;
 use crate::scheduler::{FinishReason, GroupPages, Scheduler, Step};
 
-/// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what the pool can supply of a
-/// prompt, which pages to load before a pass and which to publish after it.
+/// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
+/// the pool can supply of a prompt, which pages to load before a pass and which to publish after
+/// it.
 ///
-/// Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the worker's shared part, so that the two
-/// are freed in any order.
+/// Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the
+/// worker's shared part, so that the two are freed in any order.
 pub struct kvb_scheduler {
     _opaque: (),
 }
@@ -41,16 +42,18 @@ pub(super) struct Leader {
 pub struct kvb_step {
     /// Id of the request.
     pub request_id: u64,
-    /// Tokens since the last report; the first report is the whole prompt, exactly as it was matched.
+    /// Tokens since the last report; the first report is the whole prompt, exactly as it was
+    /// matched.
     pub new_tokens: kvb_tokens,
     /// Pages allocated since the last report.
     pub pages: *const kvb_group_pages,
     /// How many lists there are.
     pub page_lists: usize,
-    /// Tokens with valid KV before this pass; excludes what this pass restores synchronously. For a generating request
-    /// it is one less than the tokens it holds.
+    /// Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
+    /// a generating request it is one less than the tokens it holds.
     pub computed_position: u64,
-    /// Tokens that this pass computes, after the budget trim; for a generating request 1 and the drafts.
+    /// Tokens that this pass computes, after the budget trim; for a generating request 1 and the
+    /// drafts.
     pub scheduled_tokens: u64,
 }
 // SAFETY: integers and pointers, and structs of these.
@@ -79,11 +82,11 @@ pub const KVB_FINISH_CANCELLED: i32 = 1;
 /// kvb_scheduler_finished: its pages are needed, and it will run again.
 pub const KVB_FINISH_PREEMPTED: i32 = 2;
 
-/// Makes the scheduler beside a worker of the same process, made from the same configuration and engine. The worker's layout
-/// may be registered before or after; without one nothing is offered.
+/// Makes the scheduler beside a worker of the same process, made from the same configuration and
+/// engine. The worker's layout may be registered before or after; without one nothing is offered.
 ///
-/// Threads: any. Errors: KVB_CONTRADICTION, the worker was made from a configuration or engine that mean other pages;
-/// KVB_BAD_STATE, the worker has a scheduler; KVB_ENGINE_REFUSED.
+/// Threads: any. Errors: KVB_CONTRADICTION, the worker was made from a configuration or engine
+/// that mean other pages; KVB_BAD_STATE, the worker has a scheduler; KVB_ENGINE_REFUSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_new(
     config: *const kvb_config,
@@ -119,14 +122,17 @@ pub unsafe extern "C" fn kvb_scheduler_new(
     })
 }
 
-/// Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid in the cache already. The
-/// answer is in whole blocks, never the whole prompt, and 0 when the local match ends inside a block. May be
-/// called again before the request is allocated. `out_is_async` says that the load would run outside the passes; in this
-/// build it is always false.
+/// Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid
+/// in the cache already. The answer is in whole blocks, never the whole prompt, and 0 when the
+/// local match ends inside a block. May be called again before the request is allocated.
+/// `out_is_async` says that the load would run outside the passes; in this build it is always
+/// false.
 ///
-/// Blocks: for one existence question per chunk of blocks; what the pool does not answer is not offered.
-/// Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key scheme cannot hash, an
-/// adapter that it cannot name; KVB_ENGINE_REFUSED, with a drafter a request that is not context-only.
+/// Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
+/// offered.
+/// Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key
+/// scheme cannot hash, an adapter that it cannot name; KVB_ENGINE_REFUSED, with a drafter a
+/// request that is not context-only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_match(
     scheduler: *mut kvb_scheduler,
@@ -152,11 +158,13 @@ pub unsafe extern "C" fn kvb_scheduler_match(
     })
 }
 
-/// Reports that a request has its pages, and how many of the offered tokens the engine honours, counted from the
-/// offer's head. `pages` has one list per layer group, or several. A request that is not known is skipped.
+/// Reports that a request has its pages, and how many of the offered tokens the engine honours,
+/// counted from the offer's head. `pages` has one list per layer group, or several. A request that
+/// is not known is skipped.
 ///
-/// Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer or a honoured block has
-/// no page; KVB_CONTRADICTION, the pages do not fit those reported before; KVB_OUT_OF_RANGE, an index that is no page.
+/// Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer or a
+/// honoured block has no page; KVB_CONTRADICTION, the pages do not fit those reported before;
+/// KVB_OUT_OF_RANGE, an index that is no page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_allocated(
     scheduler: *mut kvb_scheduler,
@@ -168,21 +176,25 @@ pub unsafe extern "C" fn kvb_scheduler_allocated(
     guard("kvb_scheduler_allocated", || {
         // SAFETY: the caller's promise, see the header's conventions.
         unsafe {
-            let mut leader =
-                handle::exclusive(scheduler, "scheduler", "kvb_scheduler_allocated")?;
+            let mut leader = handle::exclusive(scheduler, "scheduler", "kvb_scheduler_allocated")?;
             let mut lists = recycled(std::mem::take(&mut leader.pages));
-            let done = plain::group_pages(pages, page_lists, "pages", &mut lists)
-                .and_then(|()| leader.scheduler.allocated(request_id, honoured_tokens, &lists));
+            let done = plain::group_pages(pages, page_lists, "pages", &mut lists).and_then(|()| {
+                leader
+                    .scheduler
+                    .allocated(request_id, honoured_tokens, &lists)
+            });
             leader.pages = recycled(lists);
             done
         }
     })
 }
 
-/// Gives back a part of an offer that was not consumed: the tokens from `from_token` up to `to_token`, absolute in the prompt,
-/// at the offer's head or tail. A request that is not known is skipped.
+/// Gives back a part of an offer that was not consumed: the tokens from `from_token` up to
+/// `to_token`, absolute in the prompt, at the offer's head or tail. A request that is not known is
+/// skipped.
 ///
-/// Errors: KVB_INVALID_ARGUMENT, a hole in the middle or no whole blocks; KVB_BAD_STATE, the load was consumed.
+/// Errors: KVB_INVALID_ARGUMENT, a hole in the middle or no whole blocks; KVB_BAD_STATE, the load
+/// was consumed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_cancel_load(
     scheduler: *mut kvb_scheduler,
@@ -194,16 +206,20 @@ pub unsafe extern "C" fn kvb_scheduler_cancel_load(
         // SAFETY: the caller's promise, see the header's conventions.
         let mut leader =
             unsafe { handle::exclusive(scheduler, "scheduler", "kvb_scheduler_cancel_load") }?;
-        leader.scheduler.cancel_load(request_id, from_token, to_token)
+        leader
+            .scheduler
+            .cancel_load(request_id, from_token, to_token)
     })
 }
 
-/// Builds the metadata of the next pass, also of an empty one. All or nothing: a step that contradicts what is known makes it
-/// fail with nothing changed. Steps about requests that never matched are skipped.
+/// Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
+/// contradicts what is known makes it fail with nothing changed. Steps about requests that never
+/// matched are skipped.
 ///
 /// The metadata is the caller's, to be freed with kvb_metadata_free.
-/// Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do not fit what was
-/// reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key scheme cannot hash; KVB_OUT_OF_RANGE.
+/// Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
+/// not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
+/// scheme cannot hash; KVB_OUT_OF_RANGE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_build(
     scheduler: *mut kvb_scheduler,
@@ -225,7 +241,9 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             let mut steps = recycled(std::mem::take(&mut leader.steps));
             let mut rest = pages.as_slice();
             for step in given {
-                let (own, later) = rest.split_at_checked(step.page_lists).unwrap_or((rest, &[]));
+                let (own, later) = rest
+                    .split_at_checked(step.page_lists)
+                    .unwrap_or((rest, &[]));
                 rest = later;
                 steps.push(Step {
                     request_id: step.request_id,
@@ -244,9 +262,9 @@ pub unsafe extern "C" fn kvb_scheduler_build(
     })
 }
 
-/// Reports that a request ended, was cancelled or preempted; `reason` is one of KVB_FINISH_*. When `out_pinned` is true
-/// its pages must stay as they are until every rank reported the id through kvb_worker_get_finished. A request that is not known is
-/// answered with false.
+/// Reports that a request ended, was cancelled or preempted; `reason` is one of KVB_FINISH_*. When
+/// `out_pinned` is true its pages must stay as they are until every rank reported the id through
+/// kvb_worker_get_finished. A request that is not known is answered with false.
 ///
 /// Errors: KVB_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -275,8 +293,8 @@ pub unsafe extern "C" fn kvb_scheduler_finished(
     })
 }
 
-/// Reports that a request's allocation was released and that it will run again: all that is tied to the allocation is
-/// forgotten. A request that is not known is no error.
+/// Reports that a request's allocation was released and that it will run again: all that is tied
+/// to the allocation is forgotten. A request that is not known is no error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_reset(
     scheduler: *mut kvb_scheduler,

@@ -2,9 +2,9 @@
 
 use crate::error::Kind;
 
-/// What a function answers: `KVB_OK` or the reason why it did nothing. Numbers are pinned and never
-/// reused: 1-9 the caller's arguments, 10-19 state, 20-29 pool, 30-39 device and machine, 40-49
-/// configuration and engine, 90 panic. Treat a number you do not know as a failure.
+/// What a function answers: `KVB_OK` or the reason why it did nothing. Numbers are pinned and
+/// never reused: 1-9 the caller's arguments, 10-19 state, 20-29 pool, 30-39 device and machine,
+/// 40-49 configuration and engine, 90 panic. Treat a number you do not know as a failure.
 pub type kvb_status = i32;
 
 /// Done; the outputs are written.

@@ -1,11 +1,11 @@
 //! `kvb_store`: for tools and tests; engines need only the worker.
 
 use super::args::{self, Growable, Plain};
+use super::config::kvb_config;
 use super::guard::{guard, guard_or};
 use super::handle::{self, Noun, Shared};
 use super::log;
 use super::plain::{self, kvb_bytes, kvb_engine};
-use super::config::kvb_config;
 use super::status::kvb_status;
 use crate::config::{Config, StoreKind};
 use crate::device::memory::{Source, Target};
@@ -13,17 +13,16 @@ use crate::engine::Engine;
 use crate::error::{Result, bail};
 use crate::keys::Keys;
 use crate::store::embedded::{self, Pool};
-use crate::store::{
-    GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store,
-};
+use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
 use crate::sync::SystemClock;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// An open pool. Workers open their own from the configuration; a store is opened by hand to share one connection
-/// between handles of a process, by tools and by tests.
+/// An open pool. Workers open their own from the configuration; a store is opened by hand to share
+/// one connection between handles of a process, by tools and by tests.
 ///
-/// Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not need it any more.
+/// Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not
+/// need it any more.
 pub struct kvb_store {
     _opaque: (),
 }
@@ -44,7 +43,7 @@ pub const KVB_PRESENT: i32 = 1;
 pub const KVB_UNKNOWN: i32 = 2;
 /// kvb_store_put: stored.
 pub const KVB_PUT_STORED: i32 = 0;
-/// kvb_store_put: the pool has an object of this key, or one is being written; it keeps its bytes.
+/// kvb_store_put: the pool has an object of this key, or is just getting one; that stays.
 pub const KVB_PUT_ALREADY_THERE: i32 = 1;
 /// kvb_store_put: no room now.
 pub const KVB_PUT_NO_SPACE: i32 = 2;
@@ -54,7 +53,8 @@ pub const KVB_PUT_FAILED: i32 = 3;
 pub const KVB_GET_LANDED: i32 = 0;
 /// kvb_store_get: there is no such object; its buffer is untouched.
 pub const KVB_GET_MISSING: i32 = 1;
-/// kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is untouched.
+/// kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is
+/// untouched.
 pub const KVB_GET_WRONG_SIZE: i32 = 2;
 /// kvb_store_get: the read failed; the buffer may hold anything.
 pub const KVB_GET_FAILED: i32 = 3;
@@ -99,7 +99,8 @@ pub struct kvb_pool_stats {
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_pool_stats {}
 
-/// A pool behind functions of the host. Not supported in this build: its functions are appended with the host store.
+/// A pool behind functions of the host. Not supported in this build: its functions are appended
+/// with the host store.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_store_table {
@@ -109,12 +110,12 @@ pub struct kvb_store_table {
     pub context: *mut c_void,
 }
 
-/// Opens the pool that the configuration names. `table_or_null` is the host's functions for the store kind
-/// "host", else NULL.
+/// Opens the pool that the configuration names. `table_or_null` is the host's functions for the
+/// store kind "host", else NULL.
 ///
 /// Threads: any. Blocks: while the pool is opened; the embedded one does not.
-/// Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build; KVB_CONFIG_INVALID, the embedded pool
-/// is open with another capacity; KVB_NO_MEMORY.
+/// Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
+/// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_open(
     config: *const kvb_config,
@@ -126,10 +127,17 @@ pub unsafe extern "C" fn kvb_store_open(
         // SAFETY: the caller's promise, see the header's conventions.
         let (config, engine, out) = unsafe {
             let out = args::out(out, "out")?;
-            (handle::input(config, "config")?, plain::engine(engine)?, out)
+            (
+                handle::input(config, "config")?,
+                plain::engine(engine)?,
+                out,
+            )
         };
         if !table_or_null.is_null() {
-            bail!(Unsupported, "a store table is not supported in this build; pass NULL");
+            bail!(
+                Unsupported,
+                "a store table is not supported in this build; pass NULL"
+            );
         }
         let pool = log::always(|| open(config, &engine))?;
         out.write(handle::create(pool, ()));
@@ -156,8 +164,8 @@ pub(super) fn open(config: &Config, engine: &Engine) -> Result<Arc<Pool>> {
     }
 }
 
-/// Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key. What is present is leased
-/// for a while: neither evicted nor removed.
+/// Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key.
+/// What is present is leased for a while: neither evicted nor removed.
 ///
 /// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
 #[unsafe(no_mangle)]
@@ -188,10 +196,11 @@ pub unsafe extern "C" fn kvb_store_exist(
     })
 }
 
-/// Stores one object per key, with the bytes of the value of the same position: one KVB_PUT_* per key. The values are
-/// read during the call.
+/// Stores one object per key, with the bytes of the value of the same position: one KVB_PUT_* per
+/// key. The values are read during the call.
 ///
-/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty; KVB_NULL_POINTER.
+/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
+/// KVB_NULL_POINTER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_put(
     store: *const kvb_store,
@@ -217,7 +226,9 @@ pub unsafe extern "C" fn kvb_store_put(
             .collect();
         let mut answers = Vec::new();
         let sources = Pieces::one_each(&mut sources);
-        store.common().put(&keys, sources, &PutOptions::default(), &mut answers);
+        store
+            .common()
+            .put(&keys, sources, &PutOptions::default(), &mut answers);
         let answers = answers.iter().map(|answer| match answer {
             PutOutcome::Stored => KVB_PUT_STORED,
             PutOutcome::AlreadyThere => KVB_PUT_ALREADY_THERE,
@@ -229,10 +240,12 @@ pub unsafe extern "C" fn kvb_store_put(
     })
 }
 
-/// Reads one object per key into the buffer of the same position, which must have exactly its size: one KVB_GET_* per
-/// key. `out_sizes` gets the object's size in bytes where it is known, else 0. Buffers must not overlap.
+/// Reads one object per key into the buffer of the same position, which must have exactly its
+/// size: one KVB_GET_* per key. `out_sizes` gets the object's size in bytes where it is known,
+/// else 0. Buffers must not overlap.
 ///
-/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty; KVB_NULL_POINTER.
+/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
+/// KVB_NULL_POINTER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_get(
     store: *const kvb_store,
@@ -259,7 +272,9 @@ pub unsafe extern "C" fn kvb_store_get(
             .map(|piece| unsafe { Target::from_raw(piece.address, piece.size) })
             .collect();
         let mut answers = Vec::new();
-        store.common().get(&keys, Pieces::one_each(&mut targets), &mut answers);
+        store
+            .common()
+            .get(&keys, Pieces::one_each(&mut targets), &mut answers);
         let size = |answer: &GetOutcome| match *answer {
             GetOutcome::Landed(size) | GetOutcome::WrongSize(size) => size,
             GetOutcome::Missing | GetOutcome::Failed(_) => 0,
@@ -337,11 +352,14 @@ pub unsafe extern "C" fn kvb_store_stats(
     })
 }
 
-/// Frees a store. An embedded pool and what is in it live as long as some store or worker has it open. NULL is fine.
+/// Frees a store. An embedded pool and what is in it live as long as some store or worker has it
+/// open. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_free(store: *mut kvb_store) {
     // SAFETY: the caller's promise, see the header's conventions.
-    guard_or("kvb_store_free", (), || unsafe { handle::free(store, "store") });
+    guard_or("kvb_store_free", (), || unsafe {
+        handle::free(store, "store")
+    });
 }
 
 /// # Safety

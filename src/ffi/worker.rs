@@ -17,11 +17,12 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One rank's mover: it owns the connection to the pool, the registered cache memory, the staging memory and the
-/// thread that saves. Synchronous loads run on the caller's thread.
+/// One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
+/// memory and the thread that saves. Synchronous loads run on the caller's thread.
 ///
-/// Threads: exclusive; functions with a const receiver may run beside any other and each other. Made by kvb_worker_new, freed by
-/// kvb_worker_free. Before its cache memory is freed the layout must be unregistered or the worker shut down.
+/// Threads: exclusive; functions with a const receiver may run beside any other and each other.
+/// Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
+/// must be unregistered or the worker shut down.
 pub struct kvb_worker {
     _opaque: (),
 }
@@ -42,8 +43,8 @@ pub struct kvb_declarations {
     pub struct_size: u32,
     /// Owners under attention DP may each run a scheduler.
     pub supports_attention_dp: bool,
-    /// Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under tensor parallelism, where a lost page is an
-    /// error of kvb_worker_start_load.
+    /// Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under
+    /// tensor parallelism, where a lost page is an error of kvb_worker_start_load.
     pub reports_failed_loads: bool,
     /// Local matches must end at a block boundary for the pool to extend them.
     pub requires_block_aligned_reuse: bool,
@@ -66,8 +67,8 @@ pub const KVB_FENCE_CUDA_EVENT: i32 = 1;
 /// kvb_fence.kind: `value` is a function of the host.
 pub const KVB_FENCE_CALLBACK: i32 = 2;
 
-/// What an asynchronous transfer waits for before it writes into newly allocated pages. Synchronous loads do not wait
-/// for it, and this build has no others.
+/// What an asynchronous transfer waits for before it writes into newly allocated pages.
+/// Synchronous loads do not wait for it, and this build has no others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_fence {
@@ -127,11 +128,12 @@ pub struct kvb_stats {
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_stats {}
 
-/// Makes the worker of one rank. It opens the pool that the configuration names, or shares the one of `store_or_null`.
+/// Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
+/// of `store_or_null`.
 ///
 /// Threads: any. Blocks: while the pool is opened; the embedded one does not.
-/// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text says what does not go together;
-/// KVB_NO_MEMORY; KVB_NO_THREAD.
+/// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
+/// says what does not go together; KVB_NO_MEMORY; KVB_NO_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_new(
     config: *const kvb_config,
@@ -147,7 +149,12 @@ pub unsafe extern "C" fn kvb_worker_new(
                 true => None,
                 false => Some(handle::input(store_or_null.cast_const(), "store")?),
             };
-            (handle::input(config, "config")?, plain::engine(engine)?, store, out)
+            (
+                handle::input(config, "config")?,
+                plain::engine(engine)?,
+                store,
+                out,
+            )
         };
         // The worker's threads inherit the log that is in force here.
         let worker = log::always(|| {
@@ -192,14 +199,17 @@ pub unsafe extern "C" fn kvb_worker_declarations(
     })
 }
 
-/// Takes the cache memory that the layout describes into use. The worker keeps a copy of the layout.
+/// Takes the cache memory that the layout describes into use. The worker keeps a copy of the
+/// layout.
 ///
-/// Every slot of every region must stay valid until kvb_worker_unregister_layout or kvb_worker_shutdown returned. A layout that is
-/// registered after an unregistration must describe the same pages; addresses and slot counts may differ.
+/// Every slot of every region must stay valid until kvb_worker_unregister_layout or
+/// kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
+/// the same pages; addresses and slot counts may differ.
 ///
 /// Blocks: while staging memory is set up.
-/// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or KVB_CONFIG_INVALID, the layout is
-/// incomplete or does not go with the configuration; KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY.
+/// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
+/// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
+/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_register_layout(
     worker: *mut kvb_worker,
@@ -220,7 +230,8 @@ pub unsafe extern "C" fn kvb_worker_register_layout(
 /// Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
 ///
 /// Blocks: until queued saves ended, at most save_timeout_ms.
-/// Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the layout stays registered.
+/// Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the
+/// layout stays registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_unregister_layout(worker: *mut kvb_worker) -> kvb_status {
     guard("kvb_worker_unregister_layout", || {
@@ -231,11 +242,13 @@ pub unsafe extern "C" fn kvb_worker_unregister_layout(worker: *mut kvb_worker) -
     })
 }
 
-/// Counts how many of the leading blocks are stored in every layer group and shard. `hashes` are block hashes side by side,
-/// `size` is in bytes: 16 for each with the key scheme trtllm, 32 with kvb1. What the pool does not answer counts as missing.
+/// Counts how many of the leading blocks are stored in every layer group and shard. `hashes` are
+/// block hashes side by side, `size` is in bytes: 16 for each with the key scheme trtllm, 32 with
+/// kvb1. What the pool does not answer counts as missing.
 ///
 /// Blocks: for one existence question per chunk of blocks.
-/// Errors: KVB_INVALID_ARGUMENT, no whole hashes; KVB_BAD_STATE, no layout is registered; KVB_CLOSED.
+/// Errors: KVB_INVALID_ARGUMENT, no whole hashes; KVB_BAD_STATE, no layout is registered;
+/// KVB_CLOSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_lookup(
     worker: *const kvb_worker,
@@ -257,9 +270,10 @@ pub unsafe extern "C" fn kvb_worker_lookup(
     })
 }
 
-/// Binds the metadata of the next pass in place of the bound one. Loads of that one that were never started are reported as
-/// failed; saves that were never queued count as not submitted. `fence_or_null` is checked and otherwise ignored in
-/// this build, whose loads are all synchronous. The metadata may be freed afterwards.
+/// Binds the metadata of the next pass in place of the bound one. Loads of that one that were
+/// never started are reported as failed; saves that were never queued count as not submitted.
+/// `fence_or_null` is checked and otherwise ignored in this build, whose loads are all
+/// synchronous. The metadata may be freed afterwards.
 ///
 /// A metadata that does not belong to this worker is an error of the next kvb_worker_start_load.
 /// Errors: KVB_INVALID_ARGUMENT.
@@ -287,12 +301,14 @@ pub unsafe extern "C" fn kvb_worker_bind(
     })
 }
 
-/// Loads what the bound metadata restores. When this returns the pages are in the cache, before any work that is put on
-/// `stream` later. `stream` is a raw CUstream, ignored for host memory. A second call on one metadata starts nothing.
+/// Loads what the bound metadata restores. When this returns the pages are in the cache, before
+/// any work that is put on `stream` later. `stream` is a raw CUstream, ignored for host memory. A
+/// second call on one metadata starts nothing.
 ///
 /// Blocks: for the pool's reads.
-/// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is registered; under tensor parallelism
-/// KVB_LOAD_FAILED. On a single rank or an owner under attention DP a lost page is no error: see kvb_worker_take_failed_loads.
+/// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
+/// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
+/// attention DP a lost page is no error: see kvb_worker_take_failed_loads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_start_load(
     worker: *mut kvb_worker,
@@ -305,11 +321,13 @@ pub unsafe extern "C" fn kvb_worker_start_load(
     })
 }
 
-/// Queues the saves of the bound metadata. They read the cache after everything that was put on `stream` before. The pass counts as run
-/// from here on, so call it only behind a forward pass that ran. A second call on one metadata queues nothing.
+/// Queues the saves of the bound metadata. They read the cache after everything that was put on
+/// `stream` before. The pass counts as run from here on, so call it only behind a forward pass
+/// that ran. A second call on one metadata queues nothing.
 ///
 /// Blocks: no.
-/// Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is registered; KVB_CLOSED; KVB_DEVICE_FAILED.
+/// Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is
+/// registered; KVB_CLOSED; KVB_DEVICE_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_wait_for_save(
     worker: *mut kvb_worker,
@@ -323,8 +341,9 @@ pub unsafe extern "C" fn kvb_worker_wait_for_save(
     })
 }
 
-/// Reads and clears the requests that lost a page. The engine runs them again, without the tokens that it counted as restored: call
-/// kvb_scheduler_reset and match again. Always empty under tensor parallelism.
+/// Reads and clears the requests that lost a page. The engine runs them again, without the tokens
+/// that it counted as restored: call kvb_scheduler_reset and match again. Always empty under
+/// tensor parallelism.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_take_failed_loads(
     worker: *mut kvb_worker,
@@ -343,9 +362,10 @@ pub unsafe extern "C" fn kvb_worker_take_failed_loads(
     })
 }
 
-/// Announces requests that ended, were cancelled or preempted, and reports every announced one whose saves are done, each once:
-/// its pages are the engine's again as far as this rank goes. Announcements persist, so call it every pass, also without ids.
-/// `loading_ids` announces asynchronous loads, which this build does not have; `out_loaded` is always empty.
+/// Announces requests that ended, were cancelled or preempted, and reports every announced one
+/// whose saves are done, each once: its pages are the engine's again as far as this rank goes.
+/// Announcements persist, so call it every pass, also without ids. `loading_ids` announces
+/// asynchronous loads, which this build does not have; `out_loaded` is always empty.
 ///
 /// Blocks: no. Errors: KVB_UNSUPPORTED, a loading id.
 #[unsafe(no_mangle)]
@@ -436,7 +456,8 @@ pub unsafe extern "C" fn kvb_worker_stats(
     })
 }
 
-/// Writes the counters in Prometheus' text format. The text grows with the numbers: leave some room.
+/// Writes the counters in Prometheus' text format. The text grows with the numbers: leave some
+/// room.
 ///
 /// Errors: KVB_TOO_SMALL.
 #[unsafe(no_mangle)]
@@ -458,12 +479,14 @@ pub unsafe extern "C" fn kvb_worker_prometheus(
     })
 }
 
-/// Ends the worker from any state: queued saves run until the deadline, later ones are dropped and counted, the thread is joined, the
-/// connection closed. When this returns KVB_OK nothing of the library touches the cache memory. Afterwards functions that
-/// move pages answer KVB_CLOSED; calling this again is fine.
+/// Ends the worker from any state: queued saves run until the deadline, later ones are dropped and
+/// counted, the thread is joined, the connection closed. When this returns KVB_OK nothing of the
+/// library touches the cache memory. Afterwards functions that move pages answer KVB_CLOSED;
+/// calling this again is fine.
 ///
 /// Blocks: up to `deadline_ms` milliseconds, and while the pool is closed.
-/// Errors: KVB_BUSY, a call of the pool is stuck; what it may use is kept for ever, and so must be the cache memory.
+/// Errors: KVB_BUSY, a call of the pool is stuck; what it may use is kept for ever, and so must be
+/// the cache memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_shutdown(
     worker: *mut kvb_worker,
@@ -476,12 +499,14 @@ pub unsafe extern "C" fn kvb_worker_shutdown(
     })
 }
 
-/// Frees a worker. One that was not shut down is so first, with a deadline of ten seconds. A scheduler made on it may be freed before or
-/// after, and offers nothing any more. NULL is fine.
+/// Frees a worker. One that was not shut down is so first, with a deadline of ten seconds. A
+/// scheduler made on it may be freed before or after, and offers nothing any more. NULL is fine.
 ///
 /// Blocks: as kvb_worker_shutdown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_free(worker: *mut kvb_worker) {
     // SAFETY: the caller's promise, see the header's conventions.
-    guard_or("kvb_worker_free", (), || unsafe { handle::free(worker, "worker") });
+    guard_or("kvb_worker_free", (), || unsafe {
+        handle::free(worker, "worker")
+    });
 }

@@ -1,16 +1,14 @@
 // Everything this engine says to kvbridge: one scheduler half and one worker half per rank.
 //
-// The methods are the roles of a pass, in C++ clothes: errors become exceptions, handles are freed
-// by their owners, views into handles are copied. Without a configuration there is no pool, and
-// every method gives the answer that an empty pool would give.
+// The methods are the roles of a pass; errors are exceptions (kvb::Error), views into handles are
+// copied. Without a configuration there is no pool, and every method gives the answer that an empty
+// pool would give.
 #ifndef KVBRIDGE_EXAMPLES_ENGINE_BRIDGE_H_
 #define KVBRIDGE_EXAMPLES_ENGINE_BRIDGE_H_
 
-#include <kvbridge/kvbridge.h>
-
 #include <cstdint>
+#include <kvbridge/kvbridge.hpp>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "cache_memory.h"
@@ -18,23 +16,8 @@
 
 namespace miniature {
 
-struct HandleFree {
-  void operator()(kvb_config* handle) const noexcept { kvb_config_free(handle); }
-  void operator()(kvb_layout* handle) const noexcept { kvb_layout_free(handle); }
-  void operator()(kvb_store* handle) const noexcept { kvb_store_free(handle); }
-  void operator()(kvb_worker* handle) const noexcept { kvb_worker_free(handle); }
-  void operator()(kvb_scheduler* handle) const noexcept { kvb_scheduler_free(handle); }
-  void operator()(kvb_metadata* handle) const noexcept { kvb_metadata_free(handle); }
-};
-template <typename T>
-using Handle = std::unique_ptr<T, HandleFree>;
-
-// Throws with the library's text unless the status is KVB_OK.
-void Check(kvb_status status, const char* what);
-
-Handle<kvb_config> ParseConfig(const std::string& json);
 kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank);
-Handle<kvb_layout> DescribeLayout(const EngineOptions& options, const CacheMemory& cache);
+kvb::Layout DescribeLayout(const EngineOptions& options, const CacheMemory& cache);
 // Borrows from `request` and `tokens`.
 kvb_request DescribeRequest(const RequestSpec& request, const int32_t* tokens, size_t count,
                             bool context_only);
@@ -47,7 +30,7 @@ class Bridge {
   Bridge(const Bridge&) = delete;
   Bridge& operator=(const Bridge&) = delete;
 
-  bool connected() const { return scheduler_ != nullptr; }
+  bool connected() const { return static_cast<bool>(scheduler_); }
 
   // The scheduler half, on the leader.
   uint64_t Match(const kvb_request& request, uint64_t local_tokens);
@@ -68,19 +51,17 @@ class Bridge {
   std::vector<uint64_t> GetFinished(const std::vector<uint64_t>& finished_ids);
   std::vector<uint64_t> TakeFailedAsyncLoads();
 
-  kvb_stats Stats() const;  // the sum over the ranks
+  std::vector<kvb_stats> Stats() const;  // of each rank
   void Shutdown();
 
  private:
   struct Rank {
-    Handle<kvb_worker> worker;
-    Handle<kvb_metadata> metadata;  // what is bound; the leader's own comes straight from Build
+    kvb::Worker worker;
+    kvb::Metadata metadata;  // what is bound; the leader's own comes straight from Build
   };
-  Handle<kvb_config> config_;
   std::vector<Rank> ranks_;
-  Handle<kvb_scheduler> scheduler_;
-  Handle<kvb_metadata> built_;
-  std::vector<uint8_t> broadcast_;
+  kvb::Scheduler scheduler_;
+  kvb::Metadata built_;
 };
 
 }  // namespace miniature

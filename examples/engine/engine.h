@@ -41,7 +41,7 @@ class Engine {
   const CacheMemory& cache(size_t rank) const { return *caches_.at(rank); }
   const Counters& counters() const { return counters_; }
   const PhaseSeconds& phases() const { return phases_; }
-  kvb_stats Stats() const { return bridge_.Stats(); }
+  std::vector<kvb_stats> Stats() const { return bridge_.Stats(); }  // of each rank
   void Shutdown() { bridge_.Shutdown(); }
 
  private:

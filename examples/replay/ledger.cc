@@ -4,7 +4,6 @@ namespace replay {
 namespace {
 
 constexpr size_t kHashBytes = 32;  // of the kvb1 scheme, which the replay's configuration uses
-constexpr size_t kKeyBytes = 513;  // a key and its terminator
 
 }  // namespace
 
@@ -17,30 +16,21 @@ void Ledger::Add(const miniature::Outcome& outcome) {
   const std::vector<int32_t>& prompt = outcome.spec.prompt;
   const kvb_request request =
       miniature::DescribeRequest(outcome.spec, prompt.data(), prompt.size(), ContextOnly(options_));
-  scratch_.resize(prompt.size() / options_.block * kHashBytes);
-  size_t needed = 0;
-  miniature::Check(
-      kvb_keys_hash_blocks(KVB_SCHEME_KVB1, &request, options_.block, options_.lookahead,
-                           scratch_.data(), scratch_.size(), &needed),
-      "hash_blocks");
+  const std::vector<uint8_t> hashes =
+      kvb::hash_blocks(KVB_SCHEME_KVB1, request, options_.block, options_.lookahead);
   for (const uint32_t block : fresh_) {
-    const auto from = scratch_.begin() + static_cast<ptrdiff_t>(block * kHashBytes);
+    const auto from = hashes.begin() + static_cast<ptrdiff_t>(block * kHashBytes);
     hashes_.insert(hashes_.end(), from, from + kHashBytes);
   }
 }
 
 std::string Ledger::Missing(const PoolView& pool, const miniature::Engine& engine) const {
   const miniature::EngineOptions& shape = engine.options();
-  const auto layout = miniature::DescribeLayout(shape, engine.cache(0));
+  const kvb::Layout layout = miniature::DescribeLayout(shape, engine.cache(0));
   const kvb_engine described = miniature::DescribeEngine(shape, 0);
   std::vector<std::string> keys;
-  std::string buffer(kKeyBytes, '\0');
   const auto add = [&](uint32_t group, int32_t rank, const uint8_t* hash) {
-    size_t needed = 0;
-    miniature::Check(kvb_keys_page_key(pool.config(), &described, layout.get(), group, rank, hash,
-                                       kHashBytes, buffer.data(), buffer.size(), &needed),
-                     "page_key");
-    keys.emplace_back(buffer.c_str());
+    keys.push_back(kvb::page_key(pool.config(), described, layout, group, rank, hash, kHashBytes));
   };
   for (size_t at = 0; at < hashes_.size(); at += kHashBytes) {
     for (const miniature::GroupSpec& group : shape.groups) {

@@ -28,7 +28,6 @@ class Ledger {
   const Options& options_;
   std::unordered_set<uint64_t> identities_;
   std::vector<uint8_t> hashes_;
-  std::vector<uint8_t> scratch_;
   std::vector<uint32_t> fresh_;
 };
 

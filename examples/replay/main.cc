@@ -1,8 +1,8 @@
 // Replays a request trace through miniature engines that share one pool.
-#include <kvbridge/kvbridge.h>
-
 #include <cstdio>
 #include <exception>
+#include <kvbridge/kvbridge.hpp>
+#include <string_view>
 
 #include "options.h"
 #include "oracle.h"
@@ -14,10 +14,10 @@ namespace {
 
 constexpr size_t kGeneratedRequests = 300;
 
-void LogLine(void* /*context*/, int32_t level, const char* target, size_t target_size,
-             const char* message, size_t message_size) {
+void LogLine(int32_t level, std::string_view target, std::string_view message) {
   std::fprintf(stderr, "kvbridge %s: %.*s: %.*s\n", level == KVB_LOG_ERROR ? "error" : "warning",
-               static_cast<int>(target_size), target, static_cast<int>(message_size), message);
+               static_cast<int>(target.size()), target.data(), static_cast<int>(message.size()),
+               message.data());
 }
 
 int Main(int argc, char** argv) {
@@ -37,7 +37,7 @@ int Main(int argc, char** argv) {
   } else {
     trace = replay::ReadTrace(options.trace_path, options.requests);
   }
-  miniature::Check(kvb_set_log(&LogLine, nullptr, KVB_LOG_WARN), "log");
+  kvb::set_log(LogLine, KVB_LOG_WARN);
   const replay::Result result =
       options.concurrent ? replay::RunConcurrent(options, trace) : replay::RunExact(options, trace);
   replay::PrintTable(options, result);

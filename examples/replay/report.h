@@ -28,7 +28,7 @@ struct Result {
   double seconds_without_pool = 0;
   std::vector<std::string> failures;  // why the run does not count as good
 
-  void Add(const kvb_stats& worker);
+  void Add(const std::vector<kvb_stats>& workers);
 };
 
 // One line on stderr, rewritten on a terminal, else every ten per cent.

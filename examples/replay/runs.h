@@ -2,6 +2,7 @@
 #ifndef KVBRIDGE_EXAMPLES_REPLAY_RUNS_H_
 #define KVBRIDGE_EXAMPLES_REPLAY_RUNS_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,11 +33,11 @@ class PoolView {
   std::optional<kvb_pool_stats> Stats() const;
   // How many of these keys are stored.
   uint64_t CountStored(const std::vector<std::string>& keys) const;
-  const kvb_config* config() const { return config_.get(); }
+  const kvb::Config& config() const { return config_; }
 
  private:
-  miniature::Handle<kvb_config> config_;
-  miniature::Handle<kvb_store> store_;
+  kvb::Config config_;
+  kvb::Store store_;
 };
 
 // Requests run alone, request i on engine i mod N, and the next one starts when all saves of the

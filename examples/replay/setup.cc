@@ -44,36 +44,28 @@ miniature::RequestSpec BaseRequest(const Trace& trace, size_t index) {
 }
 
 PoolView::PoolView(const Options& options, const miniature::EngineOptions& engine)
-    : config_(miniature::ParseConfig(ConfigJson(options))) {
-  const kvb_engine described = miniature::DescribeEngine(engine, 0);
-  kvb_store* store = nullptr;
-  miniature::Check(kvb_store_open(config_.get(), &described, nullptr, &store), "pool");
-  store_.reset(store);
-}
+    : config_(kvb::Config::from_json(ConfigJson(options))),
+      store_(kvb::Store::open(config_, miniature::DescribeEngine(engine, 0))) {}
 
 std::optional<kvb_pool_stats> PoolView::Stats() const {
-  kvb_pool_stats stats{};
-  stats.struct_size = sizeof stats;
-  const kvb_status status = kvb_store_stats(store_.get(), &stats);
-  if (status == KVB_UNSUPPORTED) return std::nullopt;
-  miniature::Check(status, "pool statistics");
-  return stats;
+  try {
+    return store_.stats();
+  } catch (const kvb::Error& error) {
+    if (error.status() == KVB_UNSUPPORTED) return std::nullopt;
+    throw;
+  }
 }
 
 uint64_t PoolView::CountStored(const std::vector<std::string>& keys) const {
   constexpr size_t kBatch = 4096;
   uint64_t stored = 0;
   std::vector<kvb_bytes> batch;
-  std::vector<int32_t> presence;
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
-    const size_t end = std::min(keys.size(), begin + kBatch);
     batch.clear();
-    for (size_t i = begin; i < end; ++i) {
-      batch.push_back({reinterpret_cast<const uint8_t*>(keys[i].data()), keys[i].size()});
+    for (size_t i = begin; i < std::min(keys.size(), begin + kBatch); ++i) {
+      batch.push_back(kvb::bytes(keys[i]));
     }
-    presence.assign(batch.size(), KVB_UNKNOWN);
-    miniature::Check(kvb_store_exist(store_.get(), batch.data(), batch.size(), presence.data()),
-                     "exist");
+    const std::vector<int32_t> presence = store_.exist(batch);
     stored += static_cast<uint64_t>(std::count(presence.begin(), presence.end(), KVB_PRESENT));
   }
   return stored;

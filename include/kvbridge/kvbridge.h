@@ -128,6 +128,37 @@ typedef int32_t kvb_status;
 /* A defect of the library, caught at the boundary. The handle is poisoned. */
 #define KVB_PANIC 90
 
+/* ==== the log ==== */
+
+/* Something failed that the operator should know. */
+#define KVB_LOG_ERROR 1
+
+/* Something was degraded or ignored. */
+#define KVB_LOG_WARN 2
+
+/* What was opened, registered, shut down; statistics lines. */
+#define KVB_LOG_INFO 3
+
+/* Decisions per pass. */
+#define KVB_LOG_DEBUG 4
+
+/* Decisions per block. */
+#define KVB_LOG_TRACE 5
+
+/*
+ Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
+ speaks. Both texts are UTF-8, not terminated, and valid during the call only.
+
+ It is called on whatever thread the line arises, also on threads of the library, by several at
+ once. It must return soon, must not throw, and must not call `kvb_set_log`.
+ */
+typedef void (*kvb_log_callback)(void *context,
+                                 int32_t level,
+                                 const char *target,
+                                 size_t target_size,
+                                 const char *message,
+                                 size_t message_size);
+
 /* ==== the library as a whole ==== */
 
 /*
@@ -169,37 +200,6 @@ kvb_status kvb_last_error(char *buffer, size_t capacity, size_t *out_needed);
  Errors: KVB_INVALID_ARGUMENT, a level that is none; KVB_BUSY, called from the callback.
  */
 kvb_status kvb_set_log(kvb_log_callback callback_or_null, void *context, int32_t max_level);
-
-/* ==== the log ==== */
-
-/* Something failed that the operator should know. */
-#define KVB_LOG_ERROR 1
-
-/* Something was degraded or ignored. */
-#define KVB_LOG_WARN 2
-
-/* What was opened, registered, shut down; statistics lines. */
-#define KVB_LOG_INFO 3
-
-/* Decisions per pass. */
-#define KVB_LOG_DEBUG 4
-
-/* Decisions per block. */
-#define KVB_LOG_TRACE 5
-
-/*
- Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
- speaks. Both texts are UTF-8, not terminated, and valid during the call only.
-
- It is called on whatever thread the line arises, also on threads of the library, by several at
- once. It must return soon, must not throw, and must not call `kvb_set_log`.
- */
-typedef void (*kvb_log_callback)(void *context,
-                                 int32_t level,
-                                 const char *target,
-                                 size_t target_size,
-                                 const char *message,
-                                 size_t message_size);
 
 /* ==== plain data that several nouns share ==== */
 

@@ -1,5 +1,7 @@
 //! The committed header is what the sources say. `KVB_BLESS=1 cargo test --test header` rewrites it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::path::Path;
 

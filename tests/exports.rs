@@ -121,7 +121,10 @@ fn the_library_exports_its_functions_and_nothing_else() {
         assert!(entry(KVB_ABI_VERSION + 1).is_null());
         let table = entry(KVB_ABI_VERSION);
         let header = 2 * size_of::<u32>();
-        assert_eq!(size_of::<kvb_api>(), header + TABLE.len() * size_of::<usize>());
+        assert_eq!(
+            size_of::<kvb_api>(),
+            header + TABLE.len() * size_of::<usize>()
+        );
         assert_eq!((*table).struct_size as usize, size_of::<kvb_api>());
         assert_eq!((*table).abi_version, KVB_ABI_VERSION);
         let slots = table.byte_add(header).cast::<*mut libc::c_void>();

@@ -225,7 +225,9 @@ impl Worker {
             slots
                 .slots_mut()
                 .zip(&scratch.wanted)
-                .map(|(slot, wanted)| (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()),
+                .map(|(slot, wanted)| {
+                    (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
+                }),
         );
         self.shared.store.get(
             &scratch.keys,
@@ -253,8 +255,7 @@ impl Worker {
                 let payload = plan.kinds[wanted.kind].payload as usize;
                 verdict = verify(scratch.keys.get(number), bytes, payload);
             }
-            let whole =
-                outcome == Some(GetOutcome::Landed(object)) && verdict == Verdict::Intact;
+            let whole = outcome == Some(GetOutcome::Landed(object)) && verdict == Verdict::Intact;
             scratch.whole.push(whole);
             if whole {
                 continue;

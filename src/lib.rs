@@ -21,6 +21,7 @@ pub mod config;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod ffi;
 pub mod keys;
 pub mod lane;
 pub mod layout;

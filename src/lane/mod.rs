@@ -121,7 +121,9 @@ impl Lane {
             let body = {
                 let place = shared.enlist();
                 let shared = Arc::clone(&shared);
-                move || shared.run(place)
+                // A lane logs where the one who started it does: there is no global subscriber.
+                let log = tracing::dispatcher::get_default(Clone::clone);
+                move || tracing::dispatcher::with_default(&log, || shared.run(place))
             };
             let started = match position < startable {
                 true => spawn(&thread, body),

@@ -38,9 +38,11 @@ pub(super) struct Evictor {
     picked: Vec<Candidate>,
     /// Every object with a stamp up to this was picked, or has a newer stamp by now.
     horizon: u64,
-    /// Nothing can be evicted before this time, unless [`Evictor::news`] says so: a pool full of
+    /// Nothing can be evicted before this time, unless a put or a reader ends: a pool full of
     /// leased objects refuses puts without looking at every object each time.
     nothing_before: u64,
+    /// Whether only readers kept something from being evicted then.
+    waits_for_readers: bool,
 }
 
 impl Evictor {
@@ -50,12 +52,20 @@ impl Evictor {
             picked: Vec::new(),
             horizon: 0,
             nothing_before: 0,
+            waits_for_readers: false,
         }
     }
 
-    /// An object was published, or its reading ended: it may be evictable.
-    pub fn news(&mut self) {
+    /// Objects were published, which nothing protects yet.
+    pub fn published(&mut self) {
         self.nothing_before = 0;
+    }
+
+    /// Readings ended.
+    pub fn readings_ended(&mut self) {
+        if self.waits_for_readers {
+            self.nothing_before = 0;
+        }
     }
 
     /// Evicts in order of last access, skipping what is leased at `now` or being read, until
@@ -70,6 +80,7 @@ impl Evictor {
             now,
             freed: Freed::default(),
             soonest: u64::MAX,
+            met_reader: false,
         };
         self.held
             .retain(|&candidate| pass.freed.bytes >= wanted || pass.stays(candidate));
@@ -84,6 +95,7 @@ impl Evictor {
         }
         if pass.freed.objects == 0 {
             self.nothing_before = pass.soonest;
+            self.waits_for_readers = pass.met_reader;
         }
         pass.freed
     }
@@ -97,6 +109,7 @@ struct Pass<'a> {
     freed: Freed,
     /// When the first of what could not go may go.
     soonest: u64,
+    met_reader: bool,
 }
 
 impl Pass<'_> {
@@ -110,8 +123,12 @@ impl Pass<'_> {
                 false
             }
             Fate::Stale => false,
-            Fate::Busy(until) => {
+            Fate::Leased(until) => {
                 self.soonest = self.soonest.min(until);
+                true
+            }
+            Fate::Read => {
+                self.met_reader = true;
                 true
             }
         }

@@ -66,8 +66,10 @@ pub(super) struct Index {
 pub(super) enum Fate {
     /// Its bytes are free now.
     Evicted(u64),
-    /// It may not go before this time; `u64::MAX` while it is being read.
-    Busy(u64),
+    /// It is leased until this time.
+    Leased(u64),
+    /// It is being read.
+    Read,
     /// The candidate was touched or removed since it was picked.
     Stale,
 }
@@ -249,10 +251,10 @@ impl Index {
             return Fate::Stale;
         }
         if object.is_read() {
-            return Fate::Busy(u64::MAX);
+            return Fate::Read;
         }
         if slot.lease > now {
-            return Fate::Busy(slot.lease);
+            return Fate::Leased(slot.lease);
         }
         let before = books.used();
         self.unlink(entry);

@@ -192,6 +192,47 @@ fn space_in_fragments_is_joined_by_evicting_more() {
 }
 
 #[test]
+fn order_is_exact_over_many_scans() {
+    const OBJECTS: usize = 12_000;
+    let clock = Arc::new(ManualClock::new());
+    let capacity = OBJECTS as u64 * 64;
+    let pool = Pool::new(capacity, 0.05, TTL, clock.clone()).unwrap();
+    let mut order: Vec<usize> = Vec::new();
+    let mut next = 0;
+    for round in 0..60 {
+        let before = pool.stats().unwrap().evictions;
+        while pool.stats().unwrap().evictions == before && order.len() < OBJECTS {
+            assert_eq!(put(&pool, &page_key(next), &[1; 64]), PutOutcome::Stored);
+            order.push(next);
+            next += 1;
+        }
+        if order.len() < OBJECTS {
+            continue;
+        }
+        // Some of every age become young again, some of those leased.
+        for step in 0..300 {
+            let touched = order.remove(step * 37 % (order.len() / 2));
+            if step % 3 == 0 {
+                assert!(exist(&pool, &page_key(touched)));
+            } else {
+                assert!(get(&pool, &page_key(touched), 64).is_ok());
+            }
+            order.push(touched);
+        }
+        clock.advance(TTL * (round % 3));
+        assert_eq!(put(&pool, &page_key(next), &[1; 64]), PutOutcome::Stored);
+        let evicted = (pool.stats().unwrap().evictions - before) as usize;
+        assert_eq!(evicted, OBJECTS / 20);
+        let gone: Vec<usize> = order.drain(..evicted).collect();
+        assert!(gone.iter().all(|&key| !has(&pool, &page_key(key))));
+        assert!(order.iter().all(|&key| has(&pool, &page_key(key))));
+        order.push(next);
+        next += 1;
+    }
+    assert!(pool.stats().unwrap().evictions > 2 * OBJECTS as u64);
+}
+
+#[test]
 fn a_batch_larger_than_the_pool_stores_what_fits() {
     let (pool, _clock) = filled(4, 0.25);
     let (mut keys, page) = (Keys::default(), [5; PAGE]);

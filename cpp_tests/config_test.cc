@@ -1,0 +1,72 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "testing.h"
+
+using testing_kvb::expect_error;
+using testing_kvb::json;
+
+TEST(Config, RendersToWhatReadsTheSame) {
+  auto config = kvb::Config::from_json(json("render"));
+  auto rendered = config.render();
+  EXPECT_NE(rendered.find("\"transfer_batch_size\""), std::string::npos) << rendered;
+  EXPECT_EQ(kvb::Config::from_json(rendered).render(), rendered);
+}
+
+TEST(Config, AllProblemsAreSaidAtOnce) {
+  expect_error(KVB_CONFIG_INVALID, "transfer_batch_size",
+               [] { kvb::Config::from_json(R"({"transfer_batch_size": 0, "namespace": ""})"); });
+  EXPECT_NE(kvb::last_error().find("namespace"), std::string::npos) << kvb::last_error();
+  EXPECT_NE(kvb::last_error().find("model_key"), std::string::npos) << kvb::last_error();
+}
+
+TEST(Config, FilesAreFoundByPathAndByEnvironment) {
+  std::string path = testing::TempDir() + "/kvbridge_" + std::to_string(getpid()) + ".json";
+  std::ofstream(path) << json("file");
+  auto by_path = kvb::Config::from_file(path).render();
+  EXPECT_EQ(by_path, kvb::Config::from_json(json("file")).render());
+  setenv("KVBRIDGE_CONFIG", path.c_str(), 1);
+  EXPECT_EQ(kvb::Config::from_environment().render(), by_path);
+  unsetenv("KVBRIDGE_CONFIG");
+  unsetenv("MOONCAKE_CONFIG_PATH");
+  std::remove(path.c_str());
+  expect_error(KVB_CONFIG_UNREADABLE, path, [&] { kvb::Config::from_file(path); });
+  expect_error(KVB_CONFIG_UNREADABLE, "", [] { kvb::Config::from_environment(); });
+  expect_error(KVB_CONFIG_UNREADABLE, "", [] { kvb::Config::from_file(""); });
+  expect_error(KVB_INVALID_ARGUMENT, "UTF-8", [] { kvb::Config::from_file("a\xff"); });
+}
+
+TEST(Config, BuffersSayWhatTheyNeedAndAreLeftAlone) {
+  auto config = kvb::Config::from_json(json("buffers"));
+  size_t needed = 0;
+  ASSERT_EQ(kvb_config_render(config.get(), nullptr, 0, &needed), KVB_TOO_SMALL);
+  std::string buffer(needed, 'x');
+  size_t again = 0;
+  ASSERT_EQ(kvb_config_render(config.get(), buffer.data(), needed - 1, &again), KVB_TOO_SMALL);
+  EXPECT_EQ(again, needed);
+  EXPECT_EQ(buffer, std::string(needed, 'x'));
+  ASSERT_EQ(kvb_config_render(config.get(), buffer.data(), needed, &again), KVB_OK);
+  EXPECT_EQ(buffer.back(), '\0');
+  EXPECT_EQ(buffer.find('\0'), needed - 1);
+}
+
+TEST(Config, WhatThisBuildLacksIsRefusedByName) {
+  auto engine = kvb::engine(testing_kvb::kBlock);
+  auto refused = [&](const std::string& text, kvb_status status, const std::string& part) {
+    auto config = kvb::Config::from_json(text);
+    expect_error(status, part, [&] { kvb::Worker::open(config, engine); });
+  };
+  auto unsupported = KVB_UNSUPPORTED;
+  refused(json("lacks", R"("async_load": true, )"), unsupported, "async_load");
+  refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1"})", unsupported, "mooncake");
+  refused(R"({"model_key": "m", "kvbridge": {"store": "host"}})", unsupported, "host");
+  refused(R"({"model_key": "m", "stage_through_host": false, "kvbridge": {"page_format": "raw"}})",
+          unsupported, "stage_through_host");
+  refused(json("lacks", R"("soft_pin_ttl_ms": 5, )"), KVB_POOL_REFUSED, "soft_pin_ttl_ms");
+  refused(json("lacks", R"("group_blocks": true, )"), KVB_POOL_REFUSED, "group_blocks");
+  auto config = kvb::Config::from_json(json("lacks"));
+  engine.device_kind = KVB_DEVICE_CUDA;
+  expect_error(unsupported, "cuda", [&] { kvb::Worker::open(config, engine); });
+}

@@ -1,0 +1,6 @@
+/* The C++ header stands alone and may come twice, and the C header is C++ too. */
+#include "kvbridge/kvbridge.hpp"
+/* After it, since it must not need what comes before. */
+#include "kvbridge/kvbridge.h"
+
+int main() { return kvb::engine(16).tokens_per_block == 16 ? KVB_OK : 1; }

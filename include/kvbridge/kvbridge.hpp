@@ -1,0 +1,527 @@
+/* kvbridge for C++17: the C interface of kvbridge.h with owners, exceptions and views. Header-only.
+ *
+ * Each class owns one handle; it can be moved, not copied, and get() is its C handle. Conventions,
+ * units, threads and blocking are those of the C functions of the same names.
+ *
+ * Functions throw kvb::Error, which carries the status and the text. What an engine calls per pass
+ * or per request also comes as try_...: noexcept, it returns the status, and kvb::last_error() has
+ * the text.
+ */
+#ifndef KVBRIDGE_KVBRIDGE_HPP
+#define KVBRIDGE_KVBRIDGE_HPP
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvbridge/kvbridge.h"
+
+namespace kvb {
+
+/* The text of the calling thread's latest failed call. */
+inline std::string last_error() {
+  std::string text(256, '\0');
+  size_t needed = 0;
+  while (kvb_last_error(text.data(), text.size(), &needed) == KVB_TOO_SMALL) text.resize(needed);
+  text.resize(needed - 1);
+  return text;
+}
+
+/* A call that failed. */
+class Error : public std::runtime_error {
+ public:
+  Error(kvb_status status, const std::string& text) : std::runtime_error(text), status_(status) {}
+  kvb_status status() const noexcept { return status_; }
+
+ private:
+  kvb_status status_;
+};
+
+/* Throws what a status says, unless it is KVB_OK. */
+inline void check(kvb_status status) {
+  if (status != KVB_OK) throw Error(status, last_error());
+}
+
+/* ---- plain structs, zeroed, with their sizes and the usual values filled in ---- */
+
+inline kvb_engine engine(uint32_t tokens_per_block) noexcept {
+  kvb_engine it{};
+  it.struct_size = sizeof it;
+  it.tokens_per_block = tokens_per_block;
+  it.tp_size = it.pp_size = it.cp_size = it.ranks_on_node = 1;
+  it.max_draft_len = -1;
+  it.device_ordinal = -1;
+  return it;
+}
+
+inline kvb_bytes bytes(std::string_view text) noexcept {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+inline kvb_tokens tokens(const int32_t* data, size_t count) noexcept {
+  return {data, count, KVB_TOKENS_INT32};
+}
+inline kvb_tokens tokens(const int64_t* data, size_t count) noexcept {
+  return {data, count, KVB_TOKENS_INT64};
+}
+/* Anything with data() and size(): std::vector, std::array, a span. */
+template <typename Tokens>
+kvb_tokens tokens(const Tokens& list) noexcept {
+  return tokens(list.data(), list.size());
+}
+
+/* A request without salt, adapter and media. The tokens are borrowed. */
+inline kvb_request request(uint64_t id, kvb_tokens prompt) noexcept {
+  kvb_request it{};
+  it.struct_size = sizeof it;
+  it.request_id = id;
+  it.prompt = prompt;
+  return it;
+}
+
+inline kvb_pass pass(const kvb_step* steps, size_t count) noexcept {
+  kvb_pass it{};
+  it.struct_size = sizeof it;
+  it.steps = steps;
+  it.step_count = count;
+  return it;
+}
+
+inline kvb_group_pages group_pages(uint32_t group_id, uint32_t first_block, const int32_t* indices,
+                                   size_t count) noexcept {
+  kvb_group_pages it{};
+  it.group_id = group_id;
+  it.first_block = first_block;
+  it.indices = indices;
+  it.count = count;
+  return it;
+}
+
+inline kvb_piece piece(const void* data, size_t size) noexcept {
+  return {static_cast<uint64_t>(reinterpret_cast<uintptr_t>(data)), size};
+}
+
+/* Ids that a worker reports: a view, valid until the next exclusive call on the worker. */
+class Ids {
+ public:
+  Ids() noexcept : ids_{nullptr, 0} {}
+  explicit Ids(kvb_ids ids) noexcept : ids_(ids) {}
+  const uint64_t* begin() const noexcept { return ids_.data; }
+  const uint64_t* end() const noexcept { return ids_.data + ids_.count; }
+  size_t size() const noexcept { return ids_.count; }
+  bool empty() const noexcept { return ids_.count == 0; }
+  uint64_t operator[](size_t index) const noexcept { return ids_.data[index]; }
+
+ private:
+  kvb_ids ids_;
+};
+
+namespace detail {
+
+/* Owns one handle. */
+template <typename T, void (*Free)(T*)>
+class Owner {
+ public:
+  Owner() noexcept = default;
+  explicit Owner(T* handle) noexcept : handle_(handle) {}
+  Owner(Owner&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owner& operator=(Owner&& other) noexcept {
+    if (this != &other) {
+      reset();
+      handle_ = std::exchange(other.handle_, nullptr);
+    }
+    return *this;
+  }
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+  ~Owner() { reset(); }
+
+  /* The C handle, which stays owned; NULL after a move. */
+  T* get() const noexcept { return handle_; }
+  /* Gives the handle up: the caller frees it. */
+  T* release() noexcept { return std::exchange(handle_, nullptr); }
+  void reset() noexcept { Free(std::exchange(handle_, nullptr)); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+ private:
+  T* handle_ = nullptr;
+};
+
+/* Calls `fill(data, capacity, needed)` with a buffer that is large enough; answers its content. */
+template <typename Buffer, typename Fill>
+Buffer filled(Fill fill) {
+  Buffer buffer;
+  size_t needed = 0;
+  for (;;) {
+    kvb_status status = fill(buffer.data(), buffer.size(), &needed);
+    if (status != KVB_TOO_SMALL) {
+      check(status);
+      buffer.resize(needed);
+      return buffer;
+    }
+    buffer.resize(needed);
+  }
+}
+
+template <typename Fill>
+std::string text(Fill fill) {
+  auto buffer = filled<std::string>(fill);
+  buffer.pop_back(); /* the terminator */
+  return buffer;
+}
+
+template <typename T>
+T sized() noexcept {
+  T it{};
+  it.struct_size = sizeof it;
+  return it;
+}
+
+}  // namespace detail
+
+class Config : public detail::Owner<kvb_config, kvb_config_free> {
+ public:
+  using Owner::Owner;
+  /* The file that the environment names. */
+  static Config from_environment() {
+    kvb_config* out = nullptr;
+    check(kvb_config_from_file(nullptr, 0, &out));
+    return Config(out);
+  }
+  static Config from_file(std::string_view path) {
+    kvb_config* out = nullptr;
+    check(kvb_config_from_file(path.data() ? path.data() : "", path.size(), &out));
+    return Config(out);
+  }
+  static Config from_json(std::string_view json) {
+    kvb_config* out = nullptr;
+    check(kvb_config_from_json(bytes(json).data, json.size(), &out));
+    return Config(out);
+  }
+  std::string render() const {
+    return detail::text([&](char* data, size_t capacity, size_t* needed) {
+      return kvb_config_render(get(), data, capacity, needed);
+    });
+  }
+};
+
+class Layout : public detail::Owner<kvb_layout, kvb_layout_free> {
+ public:
+  using Owner::Owner;
+  /* `mapping_bytes`: see kvb_layout_new; 0 if it does not matter. */
+  static Layout with_mapping(uint64_t mapping_bytes = 0) {
+    kvb_layout* out = nullptr;
+    check(kvb_layout_new(mapping_bytes, &out));
+    return Layout(out);
+  }
+  Layout& add_group(const kvb_group& group) {
+    check(kvb_layout_add_group(get(), &group));
+    return *this;
+  }
+  Layout& add_group(uint32_t id, uint32_t window, std::string_view number_format,
+                    std::string_view layout_tag, const std::vector<uint32_t>& layer_ids) {
+    kvb_group group{};
+    group.id = id;
+    group.window = window;
+    group.number_format = bytes(number_format);
+    group.layout_tag = bytes(layout_tag);
+    group.layer_ids = layer_ids.data();
+    group.layer_count = layer_ids.size();
+    return add_group(group);
+  }
+  Layout& add_region(uint32_t group_id, const kvb_region& region) {
+    check(kvb_layout_add_region(get(), group_id, &region));
+    return *this;
+  }
+  Layout& add_replicated_region(uint32_t group_id, const kvb_region& region) {
+    check(kvb_layout_add_replicated_region(get(), group_id, &region));
+    return *this;
+  }
+  Layout& add_pool(uint32_t group_id, const kvb_pool& pool) {
+    check(kvb_layout_add_pool(get(), group_id, &pool));
+    return *this;
+  }
+};
+
+class Store : public detail::Owner<kvb_store, kvb_store_free> {
+ public:
+  using Owner::Owner;
+  static Store open(const Config& config, const kvb_engine& engine,
+                    const kvb_store_table* table = nullptr) {
+    kvb_store* out = nullptr;
+    check(kvb_store_open(config.get(), &engine, table, &out));
+    return Store(out);
+  }
+  /* One KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key. */
+  std::vector<int32_t> exist(const std::vector<kvb_bytes>& keys) const {
+    std::vector<int32_t> out(keys.size());
+    check(kvb_store_exist(get(), keys.data(), keys.size(), out.data()));
+    return out;
+  }
+  /* One KVB_PUT_* per key; as many values as keys. */
+  std::vector<int32_t> put(const std::vector<kvb_bytes>& keys,
+                           const std::vector<kvb_piece>& values) const {
+    same_length(keys.size(), values.size());
+    std::vector<int32_t> out(keys.size());
+    check(kvb_store_put(get(), keys.data(), values.data(), keys.size(), out.data()));
+    return out;
+  }
+  struct Got {
+    std::vector<int32_t> outcomes; /* KVB_GET_* */
+    std::vector<uint64_t> sizes;
+  };
+  /* As many buffers as keys. */
+  Got get_into(const std::vector<kvb_bytes>& keys, const std::vector<kvb_piece>& buffers) const {
+    same_length(keys.size(), buffers.size());
+    Got out{std::vector<int32_t>(keys.size()), std::vector<uint64_t>(keys.size())};
+    check(kvb_store_get(get(), keys.data(), buffers.data(), keys.size(), out.outcomes.data(),
+                        out.sizes.data()));
+    return out;
+  }
+  /* One KVB_REMOVE_* per key. */
+  std::vector<int32_t> remove(const std::vector<kvb_bytes>& keys) const {
+    std::vector<int32_t> out(keys.size());
+    check(kvb_store_remove(get(), keys.data(), keys.size(), out.data()));
+    return out;
+  }
+  kvb_pool_stats stats() const {
+    auto out = detail::sized<kvb_pool_stats>();
+    check(kvb_store_stats(get(), &out));
+    return out;
+  }
+
+ private:
+  static void same_length(size_t keys, size_t others) {
+    if (keys != others) throw Error(KVB_INVALID_ARGUMENT, "as many pieces as keys are needed");
+  }
+};
+
+class Metadata : public detail::Owner<kvb_metadata, kvb_metadata_free> {
+ public:
+  using Owner::Owner;
+  static Metadata decode(const uint8_t* data, size_t size) {
+    kvb_metadata* out = nullptr;
+    check(kvb_metadata_decode(data, size, &out));
+    return Metadata(out);
+  }
+  static Metadata decode(const std::vector<uint8_t>& encoded) {
+    return decode(encoded.data(), encoded.size());
+  }
+  std::vector<uint8_t> encode() const {
+    return detail::filled<std::vector<uint8_t>>(
+        [&](uint8_t* data, size_t capacity, size_t* needed) {
+          return kvb_metadata_encode(get(), data, capacity, needed);
+        });
+  }
+  kvb_summary summary() const {
+    auto out = detail::sized<kvb_summary>();
+    check(kvb_metadata_summary(get(), &out));
+    return out;
+  }
+};
+
+class Worker : public detail::Owner<kvb_worker, kvb_worker_free> {
+ public:
+  using Owner::Owner;
+  /* Opens the pool that the configuration names. */
+  static Worker open(const Config& config, const kvb_engine& engine) {
+    return open(config, engine, nullptr);
+  }
+  /* Shares an open pool. */
+  static Worker open(const Config& config, const kvb_engine& engine, const Store& store) {
+    return open(config, engine, store.get());
+  }
+  kvb_declarations declarations() const {
+    auto out = detail::sized<kvb_declarations>();
+    check(kvb_worker_declarations(get(), &out));
+    return out;
+  }
+  void register_layout(const Layout& layout) {
+    check(kvb_worker_register_layout(get(), layout.get()));
+  }
+  void unregister_layout() { check(kvb_worker_unregister_layout(get())); }
+  size_t lookup(const std::vector<uint8_t>& hashes) const {
+    size_t blocks = 0;
+    check(kvb_worker_lookup(get(), hashes.data(), hashes.size(), &blocks));
+    return blocks;
+  }
+
+  void bind(const Metadata& metadata, const kvb_fence* fence = nullptr) {
+    check(try_bind(metadata, fence));
+  }
+  void start_load(void* stream) { check(try_start_load(stream)); }
+  void wait_for_save(void* stream) { check(try_wait_for_save(stream)); }
+  Ids take_failed_loads() {
+    Ids ids;
+    check(try_take_failed_loads(&ids));
+    return ids;
+  }
+  struct Finished {
+    Ids saved, loaded;
+  };
+  Finished get_finished(const std::vector<uint64_t>& finished,
+                        const std::vector<uint64_t>& loading = {}) {
+    Finished out;
+    check(try_get_finished(finished.data(), finished.size(), loading.data(), loading.size(), &out));
+    return out;
+  }
+  Ids take_failed_async_loads() {
+    kvb_ids ids{};
+    check(kvb_worker_take_failed_async_loads(get(), &ids));
+    return Ids(ids);
+  }
+
+  kvb_status try_bind(const Metadata& metadata, const kvb_fence* fence = nullptr) noexcept {
+    return kvb_worker_bind(get(), metadata.get(), fence);
+  }
+  kvb_status try_start_load(void* stream) noexcept { return kvb_worker_start_load(get(), stream); }
+  kvb_status try_wait_for_save(void* stream) noexcept {
+    return kvb_worker_wait_for_save(get(), stream);
+  }
+  kvb_status try_take_failed_loads(Ids* out) noexcept {
+    kvb_ids ids{};
+    kvb_status status = kvb_worker_take_failed_loads(get(), &ids);
+    if (status == KVB_OK) *out = Ids(ids);
+    return status;
+  }
+  kvb_status try_get_finished(const uint64_t* finished, size_t finished_count,
+                              const uint64_t* loading, size_t loading_count,
+                              Finished* out) noexcept {
+    kvb_ids saved{}, loaded{};
+    kvb_status status = kvb_worker_get_finished(get(), finished, finished_count, loading,
+                                                loading_count, &saved, &loaded);
+    if (status == KVB_OK) *out = {Ids(saved), Ids(loaded)};
+    return status;
+  }
+
+  kvb_stats stats() const {
+    auto out = detail::sized<kvb_stats>();
+    check(kvb_worker_stats(get(), &out));
+    return out;
+  }
+  std::string prometheus() const {
+    return detail::text([&](char* data, size_t capacity, size_t* needed) {
+      return kvb_worker_prometheus(get(), data, capacity, needed);
+    });
+  }
+  void shutdown(uint64_t deadline_ms) { check(kvb_worker_shutdown(get(), deadline_ms)); }
+
+ private:
+  static Worker open(const Config& config, const kvb_engine& engine, kvb_store* store) {
+    kvb_worker* out = nullptr;
+    check(kvb_worker_new(config.get(), &engine, store, &out));
+    return Worker(out);
+  }
+};
+
+class Scheduler : public detail::Owner<kvb_scheduler, kvb_scheduler_free> {
+ public:
+  using Owner::Owner;
+  static Scheduler beside(const Worker& worker, const Config& config, const kvb_engine& engine) {
+    kvb_scheduler* out = nullptr;
+    check(kvb_scheduler_new(config.get(), &engine, worker.get(), &out));
+    return Scheduler(out);
+  }
+
+  struct Offer {
+    uint64_t tokens = 0;
+    bool is_async = false;
+  };
+  Offer match(const kvb_request& request, uint64_t local_tokens) {
+    Offer offer;
+    check(try_match(request, local_tokens, &offer));
+    return offer;
+  }
+  void allocated(uint64_t request_id, uint64_t honoured_tokens,
+                 const std::vector<kvb_group_pages>& pages) {
+    check(try_allocated(request_id, honoured_tokens, pages.data(), pages.size()));
+  }
+  void cancel_load(uint64_t request_id, uint64_t from_token, uint64_t to_token) {
+    check(kvb_scheduler_cancel_load(get(), request_id, from_token, to_token));
+  }
+  Metadata build(const std::vector<kvb_step>& steps) {
+    Metadata metadata;
+    check(try_build(pass(steps.data(), steps.size()), &metadata));
+    return metadata;
+  }
+  /* Whether the pages must stay pinned. */
+  bool finished(uint64_t request_id, int32_t reason) {
+    bool pinned = false;
+    check(try_finished(request_id, reason, &pinned));
+    return pinned;
+  }
+  void reset_request(uint64_t request_id) { check(kvb_scheduler_reset(get(), request_id)); }
+
+  kvb_status try_match(const kvb_request& request, uint64_t local_tokens, Offer* out) noexcept {
+    return kvb_scheduler_match(get(), &request, local_tokens, &out->tokens, &out->is_async);
+  }
+  kvb_status try_allocated(uint64_t request_id, uint64_t honoured_tokens,
+                           const kvb_group_pages* pages, size_t page_lists) noexcept {
+    return kvb_scheduler_allocated(get(), request_id, honoured_tokens, pages, page_lists);
+  }
+  kvb_status try_build(const kvb_pass& pass, Metadata* out) noexcept {
+    kvb_metadata* built = nullptr;
+    kvb_status status = kvb_scheduler_build(get(), &pass, &built);
+    if (status == KVB_OK) *out = Metadata(built);
+    return status;
+  }
+  kvb_status try_finished(uint64_t request_id, int32_t reason, bool* out_pinned) noexcept {
+    return kvb_scheduler_finished(get(), request_id, reason, out_pinned);
+  }
+};
+
+/* Hashes of the whole blocks of the request's prompt, side by side. */
+inline std::vector<uint8_t> hash_blocks(int32_t scheme, const kvb_request& request,
+                                        uint32_t tokens_per_block, uint32_t lookahead = 0) {
+  return detail::filled<std::vector<uint8_t>>([&](uint8_t* data, size_t capacity, size_t* needed) {
+    return kvb_keys_hash_blocks(scheme, &request, tokens_per_block, lookahead, data, capacity,
+                                needed);
+  });
+}
+
+/* The pool's key of one page. */
+inline std::string page_key(const Config& config, const kvb_engine& engine, const Layout& layout,
+                            uint32_t group_id, int32_t rank, const uint8_t* hash,
+                            size_t hash_size) {
+  return detail::text([&](char* data, size_t capacity, size_t* needed) {
+    return kvb_keys_page_key(config.get(), &engine, layout.get(), group_id, rank, hash, hash_size,
+                             data, capacity, needed);
+  });
+}
+
+/* Level (KVB_LOG_*), target, message. Called on any thread, by several at once. */
+using LogSink = std::function<void(int32_t, std::string_view, std::string_view)>;
+
+namespace detail {
+inline void log_thunk(void* context, int32_t level, const char* target, size_t target_size,
+                      const char* message, size_t message_size) noexcept {
+  try {
+    (*static_cast<LogSink*>(context))(level, {target, target_size}, {message, message_size});
+  } catch (...) {
+    /* Nothing may unwind into the library; a line is lost. */
+  }
+}
+}  // namespace detail
+
+/* Sets the process's log sink; an empty one removes it. What it throws is swallowed. */
+inline void set_log(LogSink sink, int32_t max_level = KVB_LOG_INFO) {
+  static std::mutex mutex;
+  /* Never destroyed: threads of the library may outlive static destructors. */
+  static LogSink* current = nullptr;
+  auto fresh = sink ? std::make_unique<LogSink>(std::move(sink)) : nullptr;
+  std::lock_guard<std::mutex> lock(mutex);
+  check(kvb_set_log(fresh ? detail::log_thunk : nullptr, fresh.get(), max_level));
+  delete std::exchange(current, fresh.release());
+}
+
+}  // namespace kvb
+
+#endif

@@ -1,0 +1,326 @@
+//! `kvb_scheduler`.
+
+use super::args::{self, Growable, Plain, choice};
+use super::config::kvb_config;
+use super::guard::{guard, guard_or};
+use super::handle::{self, Exclusive, Noun};
+use super::metadata::kvb_metadata;
+use super::plain::{self, kvb_engine, kvb_group_pages, kvb_request, kvb_tokens};
+use super::status::kvb_status;
+use super::worker::kvb_worker;
+use crate::error::bail;
+use crate::scheduler::{FinishReason, GroupPages, Scheduler, Step};
+
+/// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
+/// the pool can supply of a prompt, which pages to load before a pass and which to publish after
+/// it.
+///
+/// Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the
+/// worker's shared part, so that the two are freed in any order.
+pub struct kvb_scheduler {
+    _opaque: (),
+}
+
+impl Noun for kvb_scheduler {
+    const TAG: u64 = u64::from_be_bytes(*b"kvbsched");
+    const NAME: &'static str = "kvb_scheduler";
+    type Access = Exclusive;
+    type Common = ();
+    type Alone = Leader;
+}
+
+/// A scheduler and the lists that a pass is translated into.
+pub(super) struct Leader {
+    scheduler: Scheduler,
+    pages: Vec<GroupPages<'static>>,
+    steps: Vec<Step<'static>>,
+}
+
+/// One request's part of a pass. Frozen, since it is an element of an array.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_step {
+    /// Id of the request.
+    pub request_id: u64,
+    /// Tokens since the last report; the first report is the whole prompt, exactly as it was
+    /// matched.
+    pub new_tokens: kvb_tokens,
+    /// Pages allocated since the last report.
+    pub pages: *const kvb_group_pages,
+    /// How many lists there are.
+    pub page_lists: usize,
+    /// Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
+    /// a generating request it is one less than the tokens it holds.
+    pub computed_position: u64,
+    /// Tokens that this pass computes, after the budget trim; for a generating request 1 and the
+    /// drafts.
+    pub scheduled_tokens: u64,
+}
+// SAFETY: integers and pointers, and structs of these.
+unsafe impl Plain for kvb_step {}
+
+/// One pass: every request that is in the batch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_pass {
+    /// sizeof(kvb_pass)
+    pub struct_size: u32,
+    /// One element per request.
+    pub steps: *const kvb_step,
+    /// How many there are.
+    pub step_count: usize,
+}
+// SAFETY: integers and a pointer.
+unsafe impl Plain for kvb_pass {}
+// SAFETY: begins with its size.
+unsafe impl Growable for kvb_pass {}
+
+/// kvb_scheduler_finished: it has its output.
+pub const KVB_FINISH_ENDED: i32 = 0;
+/// kvb_scheduler_finished: nobody wants it any more.
+pub const KVB_FINISH_CANCELLED: i32 = 1;
+/// kvb_scheduler_finished: its pages are needed, and it will run again.
+pub const KVB_FINISH_PREEMPTED: i32 = 2;
+
+/// Makes the scheduler beside a worker of the same process, made from the same configuration and
+/// engine. The worker's layout may be registered before or after; without one nothing is offered.
+///
+/// Threads: any. Errors: KVB_CONTRADICTION, the worker was made from a configuration or engine
+/// that mean other pages; KVB_BAD_STATE, the worker has a scheduler; KVB_ENGINE_REFUSED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_new(
+    config: *const kvb_config,
+    engine: *const kvb_engine,
+    worker: *mut kvb_worker,
+    out: *mut *mut kvb_scheduler,
+) -> kvb_status {
+    guard("kvb_scheduler_new", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (config, engine, worker, out) = unsafe {
+            let out = args::out(out, "out")?;
+            (
+                handle::input(config, "config")?,
+                plain::engine(engine)?,
+                handle::input(worker.cast_const(), "worker")?,
+                out,
+            )
+        };
+        let terms = engine.terms(config)?;
+        if &terms != worker.terms() {
+            bail!(
+                Contradiction,
+                "the worker was made from another configuration or engine than the scheduler is to be"
+            );
+        }
+        let leader = Leader {
+            scheduler: Scheduler::new(terms, worker.link()?)?,
+            pages: Vec::new(),
+            steps: Vec::new(),
+        };
+        out.write(handle::create((), leader));
+        Ok(())
+    })
+}
+
+/// Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid
+/// in the cache already. The answer is in whole blocks, never the whole prompt, and 0 when the
+/// local match ends inside a block. May be called again before the request is allocated.
+/// `out_is_async` says that the load would run outside the passes; in this build it is always
+/// false.
+///
+/// Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
+/// offered.
+/// Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key
+/// scheme cannot hash, an adapter that it cannot name; KVB_ENGINE_REFUSED, with a drafter a
+/// request that is not context-only.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_match(
+    scheduler: *mut kvb_scheduler,
+    request: *const kvb_request,
+    local_tokens: u64,
+    out_tokens: *mut u64,
+    out_is_async: *mut bool,
+) -> kvb_status {
+    guard("kvb_scheduler_match", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut leader, request, tokens, is_async) = unsafe {
+            (
+                handle::exclusive(scheduler, "scheduler", "kvb_scheduler_match")?,
+                plain::request(request)?,
+                args::out(out_tokens, "out_tokens")?,
+                args::out(out_is_async, "out_is_async")?,
+            )
+        };
+        let offer = leader.scheduler.match_request(&request, local_tokens)?;
+        tokens.write(offer.tokens);
+        is_async.write(offer.is_async);
+        Ok(())
+    })
+}
+
+/// Reports that a request has its pages, and how many of the offered tokens the engine honours,
+/// counted from the offer's head. `pages` has one list per layer group, or several. A request that
+/// is not known is skipped.
+///
+/// Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer or a
+/// honoured block has no page; KVB_CONTRADICTION, the pages do not fit those reported before;
+/// KVB_OUT_OF_RANGE, an index that is no page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_allocated(
+    scheduler: *mut kvb_scheduler,
+    request_id: u64,
+    honoured_tokens: u64,
+    pages: *const kvb_group_pages,
+    page_lists: usize,
+) -> kvb_status {
+    guard("kvb_scheduler_allocated", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        unsafe {
+            let mut leader = handle::exclusive(scheduler, "scheduler", "kvb_scheduler_allocated")?;
+            let mut lists = recycled(std::mem::take(&mut leader.pages));
+            let done = plain::group_pages(pages, page_lists, "pages", &mut lists).and_then(|()| {
+                leader
+                    .scheduler
+                    .allocated(request_id, honoured_tokens, &lists)
+            });
+            leader.pages = recycled(lists);
+            done
+        }
+    })
+}
+
+/// Gives back a part of an offer that was not consumed: the tokens from `from_token` up to
+/// `to_token`, absolute in the prompt, at the offer's head or tail. A request that is not known is
+/// skipped.
+///
+/// Errors: KVB_INVALID_ARGUMENT, a hole in the middle or no whole blocks; KVB_BAD_STATE, the load
+/// was consumed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_cancel_load(
+    scheduler: *mut kvb_scheduler,
+    request_id: u64,
+    from_token: u64,
+    to_token: u64,
+) -> kvb_status {
+    guard("kvb_scheduler_cancel_load", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut leader =
+            unsafe { handle::exclusive(scheduler, "scheduler", "kvb_scheduler_cancel_load") }?;
+        leader
+            .scheduler
+            .cancel_load(request_id, from_token, to_token)
+    })
+}
+
+/// Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
+/// contradicts what is known makes it fail with nothing changed. Steps about requests that never
+/// matched are skipped.
+///
+/// The metadata is the caller's, to be freed with kvb_metadata_free.
+/// Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
+/// not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
+/// scheme cannot hash; KVB_OUT_OF_RANGE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_build(
+    scheduler: *mut kvb_scheduler,
+    pass: *const kvb_pass,
+    out: *mut *mut kvb_metadata,
+) -> kvb_status {
+    guard("kvb_scheduler_build", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        unsafe {
+            let mut leader = handle::exclusive(scheduler, "scheduler", "kvb_scheduler_build")?;
+            let out = args::out(out, "out")?;
+            let pass = args::growable(pass, "pass")?;
+            let given = args::list(pass.steps, pass.step_count, "pass->steps")?;
+
+            let mut pages = recycled(std::mem::take(&mut leader.pages));
+            for step in given {
+                plain::group_pages(step.pages, step.page_lists, "steps->pages", &mut pages)?;
+            }
+            let mut steps = recycled(std::mem::take(&mut leader.steps));
+            let mut rest = pages.as_slice();
+            for step in given {
+                let (own, later) = rest
+                    .split_at_checked(step.page_lists)
+                    .unwrap_or((rest, &[]));
+                rest = later;
+                steps.push(Step {
+                    request_id: step.request_id,
+                    new_tokens: step.new_tokens.read("steps->new_tokens.data")?,
+                    pages: own,
+                    computed_position: step.computed_position,
+                    scheduled_tokens: step.scheduled_tokens,
+                });
+            }
+            let built = leader.scheduler.build(&steps);
+            leader.steps = recycled(steps);
+            leader.pages = recycled(pages);
+            out.write(handle::create(built?, ()));
+            Ok(())
+        }
+    })
+}
+
+/// Reports that a request ended, was cancelled or preempted; `reason` is one of KVB_FINISH_*. When
+/// `out_pinned` is true its pages must stay as they are until every rank reported the id through
+/// kvb_worker_get_finished. A request that is not known is answered with false.
+///
+/// Errors: KVB_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_finished(
+    scheduler: *mut kvb_scheduler,
+    request_id: u64,
+    reason: i32,
+    out_pinned: *mut bool,
+) -> kvb_status {
+    guard("kvb_scheduler_finished", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut leader, out) = unsafe {
+            (
+                handle::exclusive(scheduler, "scheduler", "kvb_scheduler_finished")?,
+                args::out(out_pinned, "out_pinned")?,
+            )
+        };
+        let known = [
+            (KVB_FINISH_ENDED, FinishReason::Ended),
+            (KVB_FINISH_CANCELLED, FinishReason::Cancelled),
+            (KVB_FINISH_PREEMPTED, FinishReason::Preempted),
+        ];
+        let reason = choice(reason, &known, "reason")?;
+        out.write(leader.scheduler.finished(request_id, reason));
+        Ok(())
+    })
+}
+
+/// Reports that a request's allocation was released and that it will run again: all that is tied
+/// to the allocation is forgotten. A request that is not known is no error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_reset(
+    scheduler: *mut kvb_scheduler,
+    request_id: u64,
+) -> kvb_status {
+    guard("kvb_scheduler_reset", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut leader =
+            unsafe { handle::exclusive(scheduler, "scheduler", "kvb_scheduler_reset") }?;
+        leader.scheduler.reset(request_id);
+        Ok(())
+    })
+}
+
+/// Frees a scheduler; its worker may have another one afterwards. NULL is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_free(scheduler: *mut kvb_scheduler) {
+    // SAFETY: the caller's promise, see the header's conventions.
+    guard_or("kvb_scheduler_free", (), || unsafe {
+        handle::free(scheduler, "scheduler")
+    });
+}
+
+/// The memory of a list, empty, for elements that live as long as another call's arguments.
+fn recycled<T, U>(mut list: Vec<T>) -> Vec<U> {
+    list.clear();
+    // Collecting in place keeps the allocation where both types have the same shape.
+    list.into_iter().filter_map(|_| None).collect()
+}

@@ -1,0 +1,403 @@
+//! `kvb_store`: for tools and tests; engines need only the worker.
+
+use super::args::{self, Growable, Plain};
+use super::config::kvb_config;
+use super::guard::{guard, guard_or};
+use super::handle::{self, Noun, Shared};
+use super::log;
+use super::plain::{self, kvb_bytes, kvb_engine};
+use super::status::kvb_status;
+use crate::config::{Config, StoreKind};
+use crate::device::memory::{Source, Target};
+use crate::engine::Engine;
+use crate::error::{Result, bail};
+use crate::keys::Keys;
+use crate::store::embedded::{self, Pool};
+use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
+use crate::sync::SystemClock;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// An open pool. Workers open their own from the configuration; a store is opened by hand to share
+/// one connection between handles of a process, by tools and by tests.
+///
+/// Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not
+/// need it any more.
+pub struct kvb_store {
+    _opaque: (),
+}
+
+impl Noun for kvb_store {
+    const TAG: u64 = u64::from_be_bytes(*b"kvbstore");
+    const NAME: &'static str = "kvb_store";
+    type Access = Shared;
+    type Common = Arc<Pool>;
+    type Alone = ();
+}
+
+/// kvb_store_exist: the pool does not have it.
+pub const KVB_ABSENT: i32 = 0;
+/// kvb_store_exist: the pool has it, complete.
+pub const KVB_PRESENT: i32 = 1;
+/// kvb_store_exist: the pool did not say. Never a hit.
+pub const KVB_UNKNOWN: i32 = 2;
+/// kvb_store_put: stored.
+pub const KVB_PUT_STORED: i32 = 0;
+/// kvb_store_put: the pool has an object of this key, or is just getting one; that stays.
+pub const KVB_PUT_ALREADY_THERE: i32 = 1;
+/// kvb_store_put: no room now.
+pub const KVB_PUT_NO_SPACE: i32 = 2;
+/// kvb_store_put: not stored for another reason.
+pub const KVB_PUT_FAILED: i32 = 3;
+/// kvb_store_get: the whole object landed.
+pub const KVB_GET_LANDED: i32 = 0;
+/// kvb_store_get: there is no such object; its buffer is untouched.
+pub const KVB_GET_MISSING: i32 = 1;
+/// kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is
+/// untouched.
+pub const KVB_GET_WRONG_SIZE: i32 = 2;
+/// kvb_store_get: the read failed; the buffer may hold anything.
+pub const KVB_GET_FAILED: i32 = 3;
+/// kvb_store_remove: gone.
+pub const KVB_REMOVE_REMOVED: i32 = 0;
+/// kvb_store_remove: there was none.
+pub const KVB_REMOVE_MISSING: i32 = 1;
+/// kvb_store_remove: it was found by somebody a moment ago, whose lease has not ended.
+pub const KVB_REMOVE_LEASED: i32 = 2;
+/// kvb_store_remove: not removed for another reason.
+pub const KVB_REMOVE_FAILED: i32 = 3;
+
+/// A piece of host memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_piece {
+    /// Its address; ignored when the size is 0.
+    pub address: u64,
+    /// Its size in bytes.
+    pub size: u64,
+}
+// SAFETY: integers.
+unsafe impl Plain for kvb_piece {}
+
+/// An embedded pool's numbers; counters start with the pool.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_pool_stats {
+    /// sizeof(kvb_pool_stats)
+    pub struct_size: u32,
+    /// Most bytes it holds.
+    pub capacity: u64,
+    /// Bytes taken up now.
+    pub used_bytes: u64,
+    /// Complete objects now.
+    pub objects: u64,
+    /// Objects that were evicted.
+    pub evicted_objects: u64,
+    /// Puts, counted by key, that found no room.
+    pub refused_puts: u64,
+}
+// SAFETY: begins with its size.
+unsafe impl Growable for kvb_pool_stats {}
+
+/// A pool behind functions of the host. Not supported in this build: its functions are appended
+/// with the host store.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_store_table {
+    /// sizeof(kvb_store_table)
+    pub struct_size: u32,
+    /// Passed to each function.
+    pub context: *mut c_void,
+}
+
+/// Opens the pool that the configuration names. `table_or_null` is the host's functions for the
+/// store kind "host", else NULL.
+///
+/// Threads: any. Blocks: while the pool is opened; the embedded one does not.
+/// Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
+/// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_open(
+    config: *const kvb_config,
+    engine: *const kvb_engine,
+    table_or_null: *const kvb_store_table,
+    out: *mut *mut kvb_store,
+) -> kvb_status {
+    guard("kvb_store_open", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (config, engine, out) = unsafe {
+            let out = args::out(out, "out")?;
+            (
+                handle::input(config, "config")?,
+                plain::engine(engine)?,
+                out,
+            )
+        };
+        if !table_or_null.is_null() {
+            bail!(
+                Unsupported,
+                "a store table is not supported in this build; pass NULL"
+            );
+        }
+        let pool = log::always(|| open(config, &engine))?;
+        out.write(handle::create(pool, ()));
+        Ok(())
+    })
+}
+
+/// Opens the pool of a configuration, after everything that speaks against it was looked at.
+pub(super) fn open(config: &Config, engine: &Engine) -> Result<Arc<Pool>> {
+    engine.terms(config)?;
+    match config.store() {
+        StoreKind::Embedded => embedded::open(
+            config.pool(),
+            config.global_segment_size(),
+            config.eviction_ratio(),
+            config.lease_ttl(),
+            Arc::new(SystemClock::new()),
+        ),
+        other => bail!(
+            Unsupported,
+            "the store \"{}\" is not supported in this build; \"embedded\" is",
+            other.name()
+        ),
+    }
+}
+
+/// Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key.
+/// What is present is leased for a while: neither evicted nor removed.
+///
+/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_exist(
+    store: *const kvb_store,
+    keys: *const kvb_bytes,
+    count: usize,
+    out_presence: *mut i32,
+) -> kvb_status {
+    guard("kvb_store_exist", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (store, keys, out) = unsafe {
+            (
+                handle::shared(store, "store")?,
+                read_keys(keys, count)?,
+                args::out_list(out_presence, count, "out_presence")?,
+            )
+        };
+        let mut answers = Vec::new();
+        store.common().exist(&keys, &mut answers);
+        let answers = answers.iter().map(|answer| match answer {
+            Presence::Absent => KVB_ABSENT,
+            Presence::Present => KVB_PRESENT,
+            Presence::Unknown(_) => KVB_UNKNOWN,
+        });
+        out.write(answers, KVB_UNKNOWN);
+        Ok(())
+    })
+}
+
+/// Stores one object per key, with the bytes of the value of the same position: one KVB_PUT_* per
+/// key. The values are read during the call.
+///
+/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
+/// KVB_NULL_POINTER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_put(
+    store: *const kvb_store,
+    keys: *const kvb_bytes,
+    values: *const kvb_piece,
+    count: usize,
+    out_outcomes: *mut i32,
+) -> kvb_status {
+    guard("kvb_store_put", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (store, keys, values, out) = unsafe {
+            (
+                handle::shared(store, "store")?,
+                read_keys(keys, count)?,
+                read_pieces(values, count, "values")?,
+                args::out_list(out_outcomes, count, "out_outcomes")?,
+            )
+        };
+        let mut sources: Vec<_> = values
+            .iter()
+            // SAFETY: the caller promised readable memory.
+            .map(|piece| unsafe { Source::from_raw(piece.address, piece.size) })
+            .collect();
+        let mut answers = Vec::new();
+        let sources = Pieces::one_each(&mut sources);
+        store
+            .common()
+            .put(&keys, sources, &PutOptions::default(), &mut answers);
+        let answers = answers.iter().map(|answer| match answer {
+            PutOutcome::Stored => KVB_PUT_STORED,
+            PutOutcome::AlreadyThere => KVB_PUT_ALREADY_THERE,
+            PutOutcome::NoSpace => KVB_PUT_NO_SPACE,
+            PutOutcome::Failed(_) => KVB_PUT_FAILED,
+        });
+        out.write(answers, KVB_PUT_FAILED);
+        Ok(())
+    })
+}
+
+/// Reads one object per key into the buffer of the same position, which must have exactly its
+/// size: one KVB_GET_* per key. `out_sizes` gets the object's size in bytes where it is known,
+/// else 0. Buffers must not overlap.
+///
+/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
+/// KVB_NULL_POINTER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_get(
+    store: *const kvb_store,
+    keys: *const kvb_bytes,
+    buffers: *const kvb_piece,
+    count: usize,
+    out_outcomes: *mut i32,
+    out_sizes: *mut u64,
+) -> kvb_status {
+    guard("kvb_store_get", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (store, keys, buffers, outcomes, sizes) = unsafe {
+            (
+                handle::shared(store, "store")?,
+                read_keys(keys, count)?,
+                read_pieces(buffers, count, "buffers")?,
+                args::out_list(out_outcomes, count, "out_outcomes")?,
+                args::out_list(out_sizes, count, "out_sizes")?,
+            )
+        };
+        let mut targets: Vec<_> = buffers
+            .iter()
+            // SAFETY: the caller promised writable memory that nobody else uses.
+            .map(|piece| unsafe { Target::from_raw(piece.address, piece.size) })
+            .collect();
+        let mut answers = Vec::new();
+        store
+            .common()
+            .get(&keys, Pieces::one_each(&mut targets), &mut answers);
+        let size = |answer: &GetOutcome| match *answer {
+            GetOutcome::Landed(size) | GetOutcome::WrongSize(size) => size,
+            GetOutcome::Missing | GetOutcome::Failed(_) => 0,
+        };
+        sizes.write(answers.iter().map(size), 0);
+        let answers = answers.iter().map(|answer| match answer {
+            GetOutcome::Landed(_) => KVB_GET_LANDED,
+            GetOutcome::Missing => KVB_GET_MISSING,
+            GetOutcome::WrongSize(_) => KVB_GET_WRONG_SIZE,
+            GetOutcome::Failed(_) => KVB_GET_FAILED,
+        });
+        outcomes.write(answers, KVB_GET_FAILED);
+        Ok(())
+    })
+}
+
+/// Removes objects: one KVB_REMOVE_* per key.
+///
+/// Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_remove(
+    store: *const kvb_store,
+    keys: *const kvb_bytes,
+    count: usize,
+    out_outcomes: *mut i32,
+) -> kvb_status {
+    guard("kvb_store_remove", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (store, keys, out) = unsafe {
+            (
+                handle::shared(store, "store")?,
+                read_keys(keys, count)?,
+                args::out_list(out_outcomes, count, "out_outcomes")?,
+            )
+        };
+        let mut answers = Vec::new();
+        store.common().remove(&keys, false, &mut answers);
+        let answers = answers.iter().map(|answer| match answer {
+            RemoveOutcome::Removed => KVB_REMOVE_REMOVED,
+            RemoveOutcome::Missing => KVB_REMOVE_MISSING,
+            RemoveOutcome::Leased => KVB_REMOVE_LEASED,
+            RemoveOutcome::Failed(_) => KVB_REMOVE_FAILED,
+        });
+        out.write(answers, KVB_REMOVE_FAILED);
+        Ok(())
+    })
+}
+
+/// The pool's numbers at this moment.
+///
+/// Errors: KVB_UNSUPPORTED for pools that are not embedded.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_stats(
+    store: *const kvb_store,
+    out: *mut kvb_pool_stats,
+) -> kvb_status {
+    guard("kvb_store_stats", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (store, out) = unsafe {
+            (
+                handle::shared(store, "store")?,
+                args::out_growable(out, "out")?,
+            )
+        };
+        let stats = store.common().stats()?;
+        out.write(&kvb_pool_stats {
+            struct_size: 0,
+            capacity: stats.capacity,
+            used_bytes: stats.bytes_used,
+            objects: stats.objects,
+            evicted_objects: stats.evictions,
+            refused_puts: stats.puts_refused,
+        });
+        Ok(())
+    })
+}
+
+/// Frees a store. An embedded pool and what is in it live as long as some store or worker has it
+/// open. NULL is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_free(store: *mut kvb_store) {
+    // SAFETY: the caller's promise, see the header's conventions.
+    guard_or("kvb_store_free", (), || unsafe {
+        handle::free(store, "store")
+    });
+}
+
+/// # Safety
+/// As for [`args::list`], also for the bytes in each element.
+unsafe fn read_keys(keys: *const kvb_bytes, count: usize) -> Result<Keys> {
+    let mut arena = Keys::new();
+    // SAFETY: passed on.
+    for key in unsafe { args::list(keys, count, "keys") }? {
+        // SAFETY: passed on.
+        let key = unsafe { key.read("keys->data") }?;
+        if key.is_empty() {
+            bail!(InvalidArgument, "keys[{}] is empty", arena.len());
+        }
+        arena.push(key);
+    }
+    Ok(arena)
+}
+
+/// # Safety
+/// As for [`args::list`].
+unsafe fn read_pieces<'a>(
+    pieces: *const kvb_piece,
+    count: usize,
+    argument: &str,
+) -> Result<&'a [kvb_piece]> {
+    // SAFETY: passed on.
+    let pieces = unsafe { args::list(pieces, count, argument) }?;
+    for (index, piece) in pieces.iter().enumerate() {
+        if piece.size > 0 && piece.address == 0 {
+            bail!(NullPointer, "{argument}[{index}].address is 0");
+        }
+        if i64::try_from(piece.size).is_err() || piece.address.checked_add(piece.size).is_none() {
+            bail!(
+                InvalidArgument,
+                "{argument}[{index}] has {} bytes, more than memory can hold",
+                piece.size
+            );
+        }
+    }
+    Ok(pieces)
+}

@@ -1,0 +1,512 @@
+//! `kvb_worker`.
+
+use super::args::{self, Growable, Plain, choice};
+use super::config::kvb_config;
+use super::guard::{guard, guard_or};
+use super::handle::{self, Exclusive, Noun};
+use super::layout::kvb_layout;
+use super::log;
+use super::metadata::kvb_metadata;
+use super::plain::{self, kvb_engine, kvb_ids};
+use super::status::kvb_status;
+use super::store::{self, kvb_store};
+use crate::device::{CacheMemory, HostDevice, Stream};
+use crate::lane::Mode;
+use crate::worker::{Handle, Worker};
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
+/// memory and the thread that saves. Synchronous loads run on the caller's thread.
+///
+/// Threads: exclusive; functions with a const receiver may run beside any other and each other.
+/// Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
+/// must be unregistered or the worker shut down.
+pub struct kvb_worker {
+    _opaque: (),
+}
+
+impl Noun for kvb_worker {
+    const TAG: u64 = u64::from_be_bytes(*b"kvbworkr");
+    const NAME: &'static str = "kvb_worker";
+    type Access = Exclusive;
+    type Common = Handle;
+    type Alone = Worker;
+}
+
+/// What the engine has to arrange; read once, before pools are registered.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_declarations {
+    /// sizeof(kvb_declarations)
+    pub struct_size: u32,
+    /// Owners under attention DP may each run a scheduler.
+    pub supports_attention_dp: bool,
+    /// Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under
+    /// tensor parallelism, where a lost page is an error of kvb_worker_start_load.
+    pub reports_failed_loads: bool,
+    /// Local matches must end at a block boundary for the pool to extend them.
+    pub requires_block_aligned_reuse: bool,
+    /// The cache manager must not shorten local matches by the lookahead.
+    pub drops_reuse_match_backoff: bool,
+    /// Prefill with a one-model drafter is supported.
+    pub supports_speculative_prefill: bool,
+    /// A request may be matched again before it is allocated.
+    pub supports_admission_query: bool,
+    /// Prompt tokens behind a block that its hash covers.
+    pub prompt_lookahead: u32,
+}
+// SAFETY: begins with its size.
+unsafe impl Growable for kvb_declarations {}
+
+/// kvb_fence.kind: nothing to wait for.
+pub const KVB_FENCE_NONE: i32 = 0;
+/// kvb_fence.kind: `value` is a CUevent.
+pub const KVB_FENCE_CUDA_EVENT: i32 = 1;
+/// kvb_fence.kind: `value` is a function of the host.
+pub const KVB_FENCE_CALLBACK: i32 = 2;
+
+/// What an asynchronous transfer waits for before it writes into newly allocated pages.
+/// Synchronous loads do not wait for it, and this build has no others.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_fence {
+    /// KVB_FENCE_*.
+    pub kind: i32,
+    /// What the kind says.
+    pub value: u64,
+}
+// SAFETY: integers.
+unsafe impl Plain for kvb_fence {}
+
+/// Counters since the worker was made; bytes are payload bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_stats {
+    /// sizeof(kvb_stats)
+    pub struct_size: u32,
+    /// Lookups of a chain of blocks.
+    pub lookups: u64,
+    /// Blocks whose existence was asked for.
+    pub lookup_blocks: u64,
+    /// Blocks at the head of a lookup that were stored in every group and shard.
+    pub hit_blocks: u64,
+    /// Keys whose existence was asked for by lookups.
+    pub lookup_keys: u64,
+    /// Keys of lookups that the pool does not hold.
+    pub missing_keys: u64,
+    /// Keys of lookups that got no definite answer; they count as misses.
+    pub failed_lookup_keys: u64,
+    /// Pages that were loaded into the cache.
+    pub loaded_pages: u64,
+    /// Their bytes.
+    pub loaded_bytes: u64,
+    /// Pages that should have been loaded and were not.
+    pub failed_load_pages: u64,
+    /// Pages whose seal did not match; they count as failed too.
+    pub bad_seals: u64,
+    /// Requests that lost a page.
+    pub failed_load_requests: u64,
+    /// Pages that the pool took.
+    pub saved_pages: u64,
+    /// Their bytes.
+    pub saved_bytes: u64,
+    /// Pages to save that were in the pool already.
+    pub already_stored_pages: u64,
+    /// Pages that the pool had no room for.
+    pub no_space_pages: u64,
+    /// Pages that the pool did not take for another reason.
+    pub failed_save_pages: u64,
+    /// Pages whose save was queued and never tried.
+    pub dropped_save_pages: u64,
+    /// Calls of the pool.
+    pub store_calls: u64,
+    /// Requests with saves in flight now.
+    pub saves_in_flight: u64,
+}
+// SAFETY: begins with its size.
+unsafe impl Growable for kvb_stats {}
+
+/// Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
+/// of `store_or_null`.
+///
+/// Threads: any. Blocks: while the pool is opened; the embedded one does not.
+/// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
+/// says what does not go together; KVB_NO_MEMORY; KVB_NO_THREAD.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_new(
+    config: *const kvb_config,
+    engine: *const kvb_engine,
+    store_or_null: *mut kvb_store,
+    out: *mut *mut kvb_worker,
+) -> kvb_status {
+    guard("kvb_worker_new", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (config, engine, store, out) = unsafe {
+            let out = args::out(out, "out")?;
+            let store = match store_or_null.is_null() {
+                true => None,
+                false => Some(handle::input(store_or_null.cast_const(), "store")?),
+            };
+            (
+                handle::input(config, "config")?,
+                plain::engine(engine)?,
+                store,
+                out,
+            )
+        };
+        // The worker's threads inherit the log that is in force here.
+        let worker = log::always(|| {
+            let pool = match store {
+                // A handle of its own, since a worker closes what it has when it shuts down.
+                Some(store) => store.handle()?,
+                None => store::open(config, &engine)?,
+            };
+            Worker::new(config, &engine, pool, &Mode::Threads)
+        })?;
+        out.write(handle::create(worker.handle(), worker));
+        Ok(())
+    })
+}
+
+/// What the engine has to arrange.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_declarations(
+    worker: *const kvb_worker,
+    out: *mut kvb_declarations,
+) -> kvb_status {
+    guard("kvb_worker_declarations", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (worker, out) = unsafe {
+            (
+                handle::shared(worker, "worker")?,
+                args::out_growable(out, "out")?,
+            )
+        };
+        let declared = worker.common().declarations();
+        out.write(&kvb_declarations {
+            struct_size: 0,
+            supports_attention_dp: declared.supports_attention_dp,
+            reports_failed_loads: declared.reports_failed_loads,
+            requires_block_aligned_reuse: declared.requires_block_aligned_reuse,
+            drops_reuse_match_backoff: declared.drops_reuse_match_backoff,
+            supports_speculative_prefill: declared.supports_speculative_prefill,
+            supports_admission_query: declared.supports_admission_query,
+            prompt_lookahead: declared.prompt_lookahead,
+        });
+        Ok(())
+    })
+}
+
+/// Takes the cache memory that the layout describes into use. The worker keeps a copy of the
+/// layout.
+///
+/// Every slot of every region must stay valid until kvb_worker_unregister_layout or
+/// kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
+/// the same pages; addresses and slot counts may differ.
+///
+/// Blocks: while staging memory is set up.
+/// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
+/// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
+/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_register_layout(
+    worker: *mut kvb_worker,
+    layout: *const kvb_layout,
+) -> kvb_status {
+    guard("kvb_worker_register_layout", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut worker, memory) = unsafe {
+            let function = "kvb_worker_register_layout";
+            let worker = handle::exclusive(worker, "worker", function)?;
+            let layout = handle::input_alone(layout, "layout", function)?.clone();
+            (worker, CacheMemory::new(layout, Arc::new(HostDevice))?)
+        };
+        worker.register_layout(memory)
+    })
+}
+
+/// Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
+///
+/// Blocks: until queued saves ended, at most save_timeout_ms.
+/// Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the
+/// layout stays registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_unregister_layout(worker: *mut kvb_worker) -> kvb_status {
+    guard("kvb_worker_unregister_layout", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut worker =
+            unsafe { handle::exclusive(worker, "worker", "kvb_worker_unregister_layout") }?;
+        worker.unregister_layout()
+    })
+}
+
+/// Counts how many of the leading blocks are stored in every layer group and shard. `hashes` are
+/// block hashes side by side, `size` is in bytes: 16 for each with the key scheme trtllm, 32 with
+/// kvb1. What the pool does not answer counts as missing.
+///
+/// Blocks: for one existence question per chunk of blocks.
+/// Errors: KVB_INVALID_ARGUMENT, no whole hashes; KVB_BAD_STATE, no layout is registered;
+/// KVB_CLOSED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_lookup(
+    worker: *const kvb_worker,
+    hashes: *const u8,
+    size: usize,
+    out_blocks: *mut usize,
+) -> kvb_status {
+    guard("kvb_worker_lookup", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (worker, hashes, out) = unsafe {
+            (
+                handle::shared(worker, "worker")?,
+                args::list(hashes, size, "hashes")?,
+                args::out(out_blocks, "out_blocks")?,
+            )
+        };
+        out.write(worker.common().lookup(hashes)?);
+        Ok(())
+    })
+}
+
+/// Binds the metadata of the next pass in place of the bound one. Loads of that one that were
+/// never started are reported as failed; saves that were never queued count as not submitted.
+/// `fence_or_null` is checked and otherwise ignored in this build, whose loads are all
+/// synchronous. The metadata may be freed afterwards.
+///
+/// A metadata that does not belong to this worker is an error of the next kvb_worker_start_load.
+/// Errors: KVB_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_bind(
+    worker: *mut kvb_worker,
+    metadata: *const kvb_metadata,
+    fence_or_null: *const kvb_fence,
+) -> kvb_status {
+    guard("kvb_worker_bind", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut worker, metadata) = unsafe {
+            if !fence_or_null.is_null() {
+                let fence = args::fixed(fence_or_null, "fence")?;
+                let known = [KVB_FENCE_NONE, KVB_FENCE_CUDA_EVENT, KVB_FENCE_CALLBACK];
+                choice(fence.kind, &known.map(|kind| (kind, ())), "fence->kind")?;
+            }
+            (
+                handle::exclusive(worker, "worker", "kvb_worker_bind")?,
+                handle::input(metadata, "metadata")?,
+            )
+        };
+        worker.bind(Arc::clone(metadata));
+        Ok(())
+    })
+}
+
+/// Loads what the bound metadata restores. When this returns the pages are in the cache, before
+/// any work that is put on `stream` later. `stream` is a raw CUstream, ignored for host memory. A
+/// second call on one metadata starts nothing.
+///
+/// Blocks: for the pool's reads.
+/// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
+/// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
+/// attention DP a lost page is no error: see kvb_worker_take_failed_loads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_start_load(
+    worker: *mut kvb_worker,
+    stream: *mut c_void,
+) -> kvb_status {
+    guard("kvb_worker_start_load", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut worker = unsafe { handle::exclusive(worker, "worker", "kvb_worker_start_load") }?;
+        worker.start_load(Stream(stream.addr() as u64))
+    })
+}
+
+/// Queues the saves of the bound metadata. They read the cache after everything that was put on
+/// `stream` before. The pass counts as run from here on, so call it only behind a forward pass
+/// that ran. A second call on one metadata queues nothing.
+///
+/// Blocks: no.
+/// Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is
+/// registered; KVB_CLOSED; KVB_DEVICE_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_wait_for_save(
+    worker: *mut kvb_worker,
+    stream: *mut c_void,
+) -> kvb_status {
+    guard("kvb_worker_wait_for_save", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut worker =
+            unsafe { handle::exclusive(worker, "worker", "kvb_worker_wait_for_save") }?;
+        worker.wait_for_save(Stream(stream.addr() as u64))
+    })
+}
+
+/// Reads and clears the requests that lost a page. The engine runs them again, without the tokens
+/// that it counted as restored: call kvb_scheduler_reset and match again. Always empty under
+/// tensor parallelism.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_take_failed_loads(
+    worker: *mut kvb_worker,
+    out_ids: *mut kvb_ids,
+) -> kvb_status {
+    guard("kvb_worker_take_failed_loads", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut worker, out) = unsafe {
+            (
+                handle::exclusive(worker, "worker", "kvb_worker_take_failed_loads")?,
+                args::out(out_ids, "out_ids")?,
+            )
+        };
+        out.write(kvb_ids::view(worker.take_failed_loads()));
+        Ok(())
+    })
+}
+
+/// Announces requests that ended, were cancelled or preempted, and reports every announced one
+/// whose saves are done, each once: its pages are the engine's again as far as this rank goes.
+/// Announcements persist, so call it every pass, also without ids. `loading_ids` announces
+/// asynchronous loads, which this build does not have; `out_loaded` is always empty.
+///
+/// Blocks: no. Errors: KVB_UNSUPPORTED, a loading id.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_get_finished(
+    worker: *mut kvb_worker,
+    finished_ids: *const u64,
+    finished_count: usize,
+    loading_ids: *const u64,
+    loading_count: usize,
+    out_saved: *mut kvb_ids,
+    out_loaded: *mut kvb_ids,
+) -> kvb_status {
+    guard("kvb_worker_get_finished", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut worker, finished, loading, saved, loaded) = unsafe {
+            (
+                handle::exclusive(worker, "worker", "kvb_worker_get_finished")?,
+                args::list(finished_ids, finished_count, "finished_ids")?,
+                args::list(loading_ids, loading_count, "loading_ids")?,
+                args::out(out_saved, "out_saved")?,
+                args::out(out_loaded, "out_loaded")?,
+            )
+        };
+        let reported = worker.get_finished(finished, loading)?;
+        saved.write(kvb_ids::view(reported.saved));
+        loaded.write(kvb_ids::view(&[]));
+        Ok(())
+    })
+}
+
+/// Reads and clears the requests whose asynchronous load failed. Always empty in this build.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_take_failed_async_loads(
+    worker: *mut kvb_worker,
+    out_ids: *mut kvb_ids,
+) -> kvb_status {
+    guard("kvb_worker_take_failed_async_loads", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (_worker, out) = unsafe {
+            (
+                handle::exclusive(worker, "worker", "kvb_worker_take_failed_async_loads")?,
+                args::out(out_ids, "out_ids")?,
+            )
+        };
+        out.write(kvb_ids::view(&[]));
+        Ok(())
+    })
+}
+
+/// The worker's counters at this moment. Each is exact; together they may straddle an event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_stats(
+    worker: *const kvb_worker,
+    out: *mut kvb_stats,
+) -> kvb_status {
+    guard("kvb_worker_stats", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (worker, out) = unsafe {
+            (
+                handle::shared(worker, "worker")?,
+                args::out_growable(out, "out")?,
+            )
+        };
+        let stats = worker.common().stats();
+        out.write(&kvb_stats {
+            struct_size: 0,
+            lookups: stats.lookups,
+            lookup_blocks: stats.lookup_blocks,
+            hit_blocks: stats.hit_blocks,
+            lookup_keys: stats.lookup_keys,
+            missing_keys: stats.missing_keys,
+            failed_lookup_keys: stats.failed_lookup_keys,
+            loaded_pages: stats.loaded_pages,
+            loaded_bytes: stats.loaded_bytes,
+            failed_load_pages: stats.failed_load_pages,
+            bad_seals: stats.bad_seals,
+            failed_load_requests: stats.failed_load_requests,
+            saved_pages: stats.saved_pages,
+            saved_bytes: stats.saved_bytes,
+            already_stored_pages: stats.already_stored_pages,
+            no_space_pages: stats.no_space_pages,
+            failed_save_pages: stats.failed_save_pages,
+            dropped_save_pages: stats.dropped_save_pages,
+            store_calls: stats.store_calls,
+            saves_in_flight: worker.common().saves_in_flight(),
+        });
+        Ok(())
+    })
+}
+
+/// Writes the counters in Prometheus' text format. The text grows with the numbers: leave some
+/// room.
+///
+/// Errors: KVB_TOO_SMALL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_prometheus(
+    worker: *const kvb_worker,
+    buffer: *mut c_char,
+    capacity: usize,
+    out_needed: *mut usize,
+) -> kvb_status {
+    guard("kvb_worker_prometheus", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (worker, buffer) = unsafe {
+            (
+                handle::shared(worker, "worker")?,
+                args::buffer(buffer.cast(), capacity, out_needed)?,
+            )
+        };
+        buffer.text(&worker.common().prometheus())
+    })
+}
+
+/// Ends the worker from any state: queued saves run until the deadline, later ones are dropped and
+/// counted, the thread is joined, the connection closed. When this returns KVB_OK nothing of the
+/// library touches the cache memory. Afterwards functions that move pages answer KVB_CLOSED;
+/// calling this again is fine.
+///
+/// Blocks: up to `deadline_ms` milliseconds, and while the pool is closed.
+/// Errors: KVB_BUSY, a call of the pool is stuck; what it may use is kept for ever, and so must be
+/// the cache memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_shutdown(
+    worker: *mut kvb_worker,
+    deadline_ms: u64,
+) -> kvb_status {
+    guard("kvb_worker_shutdown", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut worker = unsafe { handle::exclusive(worker, "worker", "kvb_worker_shutdown") }?;
+        worker.shutdown(Duration::from_millis(deadline_ms))
+    })
+}
+
+/// Frees a worker. One that was not shut down is so first, with a deadline of ten seconds. A
+/// scheduler made on it may be freed before or after, and offers nothing any more. NULL is fine.
+///
+/// Blocks: as kvb_worker_shutdown.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_worker_free(worker: *mut kvb_worker) {
+    // SAFETY: the caller's promise, see the header's conventions.
+    guard_or("kvb_worker_free", (), || unsafe {
+        handle::free(worker, "worker")
+    });
+}

@@ -339,13 +339,14 @@ struct Sealed {
     keys: Vec<Keys>,
     slots: Memory,
     next: usize,
+    /// Pages per call.
+    count: usize,
 }
 
 const PAGE: usize = 1 << 20;
-const SLOTS: usize = 16;
 
 impl Sealed {
-    fn new() -> Outcome<Self> {
+    fn new(count: usize) -> Outcome<Self> {
         let clock = Arc::new(SystemClock::new());
         let capacity = (SET + SET / 16) as u64;
         let pool = Pool::new(capacity, 0.0, Duration::from_secs(3600), clock)?;
@@ -353,14 +354,14 @@ impl Sealed {
         let payload: Vec<u8> = (0..PAGE).map(|at| (at * 7 >> 3) as u8).collect();
         let mut batches = Vec::new();
         let mut outcomes = Vec::new();
-        for batch in 0..SET / PAGE / SLOTS {
-            let keys = keys(&template, batch * SLOTS..(batch + 1) * SLOTS)?;
+        for batch in 0..SET / PAGE / count {
+            let keys = keys(&template, batch * count..(batch + 1) * count)?;
             let seals: Vec<_> = keys.iter().map(|key| seal(key, &payload)).collect();
             let mut sources: Vec<_> = seals
                 .iter()
                 .flat_map(|seal| [payload[..].into(), seal[..].into()])
                 .collect();
-            let ends: Vec<_> = (1..=SLOTS).map(|page| 2 * page).collect();
+            let ends: Vec<_> = (1..=count).map(|page| 2 * page).collect();
             let options = PutOptions::default();
             let pieces = Pieces::grouped(&mut sources, &ends);
             pool.put(&keys, pieces, &options, &mut outcomes);
@@ -369,16 +370,18 @@ impl Sealed {
         Ok(Self {
             pool,
             keys: batches,
-            slots: Memory::new(SLOTS * (PAGE + 4096)),
+            slots: Memory::new(count * (PAGE + 4096)),
             next: 0,
+            count,
         })
     }
 
     fn get(&mut self, check: bool) -> Duration {
+        let count = self.count;
         self.next = (self.next + 1) % self.keys.len();
         let keys = &self.keys[self.next];
-        let mut outcomes = Vec::with_capacity(SLOTS);
-        let slots = self.slots.part(0, SLOTS * (PAGE + 4096));
+        let mut outcomes = Vec::with_capacity(count);
+        let slots = self.slots.part(0, count * (PAGE + 4096));
         let mut targets: Vec<_> = slots
             .chunks_exact_mut(PAGE + 4096)
             .map(|slot| (&mut slot[..PAGE + FOOTER_BYTES]).into())
@@ -399,13 +402,16 @@ impl Sealed {
 }
 
 pub fn seals(each: &mut dyn FnMut(Pair) -> Outcome<()>) -> Outcome<()> {
-    let (mut checked, mut plain) = (Sealed::new()?, Sealed::new()?);
-    each(Pair {
-        row: "sealed",
-        workload: format!("pool_get of 1 MiB pages, {SLOTS} at a time"),
-        against: "÷ without verification",
-        units: SLOTS,
-        ours: Box::new(move || checked.get(true)),
-        contender: Box::new(move || plain.get(false)),
-    })
+    for count in [1, 16] {
+        let (mut checked, mut plain) = (Sealed::new(count)?, Sealed::new(count)?);
+        each(Pair {
+            row: "sealed",
+            workload: format!("pool_get, 1 MiB pages, {count} per call"),
+            against: "÷ without verification",
+            units: count,
+            ours: Box::new(move || checked.get(true)),
+            contender: Box::new(move || plain.get(false)),
+        })?;
+    }
+    Ok(())
 }

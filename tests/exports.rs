@@ -1,5 +1,6 @@
 //! What the shipped library exports, and that the plugin table is the same list.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "loads the library as a host does")]
 
 use kvbridge::ffi::global::KVB_ABI_VERSION;
@@ -121,7 +122,10 @@ fn the_library_exports_its_functions_and_nothing_else() {
         assert!(entry(KVB_ABI_VERSION + 1).is_null());
         let table = entry(KVB_ABI_VERSION);
         let header = 2 * size_of::<u32>();
-        assert_eq!(size_of::<kvb_api>(), header + TABLE.len() * size_of::<usize>());
+        assert_eq!(
+            size_of::<kvb_api>(),
+            header + TABLE.len() * size_of::<usize>()
+        );
         assert_eq!((*table).struct_size as usize, size_of::<kvb_api>());
         assert_eq!((*table).abi_version, KVB_ABI_VERSION);
         let slots = table.byte_add(header).cast::<*mut libc::c_void>();

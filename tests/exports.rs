@@ -1,5 +1,6 @@
 //! What the shipped library exports, and that the plugin table is the same list.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "loads the library as a host does")]
 
 use kvbridge::ffi::global::KVB_ABI_VERSION;

@@ -1,33 +1,81 @@
 //! The committed header is what the sources say. `KVB_BLESS=1 cargo test --test header` rewrites it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::path::Path;
 
-/// The order of constants, types and functions in the header.
-const SOURCES: &[&str] = &[
-    "status",
-    "plain",
-    "global",
-    "log",
-    "config",
-    "layout",
-    "store",
-    "worker",
-    "scheduler",
-    "metadata",
-    "keys",
-    "plugin",
+/// The parts in their order, each a file of `src/ffi` and what it is about. A type is used after it was declared.
+const PARTS: &[(&str, &str)] = &[
+    ("status", "what functions answer"),
+    ("log", "the log"),
+    ("global", "the library as a whole"),
+    ("plain", "plain data that several nouns share"),
+    ("config", "configuration"),
+    ("layout", "cache layout"),
+    (
+        "store",
+        "a pool by itself: for tools and tests, engines need only the worker",
+    ),
+    ("metadata", "one pass's transfers"),
+    ("worker", "one rank's mover"),
+    ("scheduler", "one leader's or owner's decisions"),
+    (
+        "keys",
+        "keys: so that tools and other languages can name pages",
+    ),
+    ("plugin", "for hosts that load the library at run time"),
 ];
 
+const BEFORE: &str = "
+#ifndef KVBRIDGE_KVBRIDGE_H
+#define KVBRIDGE_KVBRIDGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern \"C\" {
+#endif
+";
+
+const AFTER: &str = "
+#ifdef __cplusplus
+} /* extern \"C\" */
+#endif
+
+#endif /* KVBRIDGE_KVBRIDGE_H */
+";
+
 fn generated(root: &Path) -> String {
-    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
-    let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in SOURCES {
-        builder = builder.with_src(root.join(format!("src/ffi/{source}.rs")));
+    let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
+    let conventions = config.header.take().unwrap();
+    let mut header = conventions.trim_start().to_owned() + BEFORE;
+    for (part, about) in PARTS {
+        let source = root.join(format!("src/ffi/{part}.rs"));
+        let mut config = config.clone();
+        // Also what only other parts use.
+        config.export.include = names(&fs::read_to_string(&source).unwrap());
+        let mut text = Vec::new();
+        let builder = cbindgen::Builder::new().with_config(config);
+        let bindings = builder.with_src(source).generate().unwrap();
+        bindings.write(&mut text);
+        let text = tidy(&String::from_utf8(text).unwrap());
+        header += &format!("\n/* ==== {about} ==== */\n\n{}\n", text.trim());
     }
-    let mut header = Vec::new();
-    builder.generate().unwrap().write(&mut header);
-    tidy(&String::from_utf8(header).unwrap())
+    header + AFTER
+}
+
+/// The types that a source declares.
+fn names(source: &str) -> Vec<String> {
+    let declared = |line: &str| {
+        let rest = line
+            .strip_prefix("pub struct ")
+            .or(line.strip_prefix("pub type "))?;
+        rest.split([' ', ';']).next().map(str::to_owned)
+    };
+    source.lines().filter_map(declared).collect()
 }
 
 /// What cbindgen has no setting for: comments of one line on one line, and types by their plain names, since each is

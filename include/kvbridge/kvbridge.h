@@ -36,7 +36,6 @@
  * Host functions. They must not throw or unwind; one that does ends the process.
  */
 
-
 #ifndef KVBRIDGE_KVBRIDGE_H
 #define KVBRIDGE_KVBRIDGE_H
 
@@ -44,191 +43,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* kvb_tokens.element_type: `const int32_t *` */
-#define KVB_TOKENS_INT32 0
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-/* kvb_tokens.element_type: `const int64_t *` */
-#define KVB_TOKENS_INT64 1
-
-/* kvb_engine.serving: prefills and decodes. */
-#define KVB_SERVING_AGGREGATED 0
-
-/* kvb_engine.serving: disaggregated, prefills only. */
-#define KVB_SERVING_CONTEXT 1
-
-/* kvb_engine.serving: disaggregated, decodes only. */
-#define KVB_SERVING_GENERATION 2
-
-/* kvb_engine.drafter: no speculative decoding. */
-#define KVB_DRAFTER_NONE 0
-
-/* kvb_engine.drafter: one-model multi-token prediction, one layer per draft token. */
-#define KVB_DRAFTER_MTP_VANILLA 1
-
-/* kvb_engine.drafter: one-model multi-token prediction, one layer used repeatedly. */
-#define KVB_DRAFTER_MTP_EAGLE 2
-
-/* kvb_engine.drafter: EAGLE3 with its layers inside the target model. */
-#define KVB_DRAFTER_EAGLE3 3
-
-/* kvb_engine.drafter: anything else; refused. */
-#define KVB_DRAFTER_OTHER 4
-
-/* kvb_engine.device_kind: the cache is memory that the CPU reads and writes. */
-#define KVB_DEVICE_HOST 0
-
-/* kvb_engine.device_kind: the cache is memory of a CUDA device. Not supported in this build. */
-#define KVB_DEVICE_CUDA 1
-
-/*
- The version of this interface. It grows by appending alone; a number that changes means that
- hosts must be built anew, and is the library's SONAME.
- */
-#define KVB_ABI_VERSION 1
-
-/* Something failed that the operator should know. */
-#define KVB_LOG_ERROR 1
-
-/* Something was degraded or ignored. */
-#define KVB_LOG_WARN 2
-
-/* What was opened, registered, shut down; statistics lines. */
-#define KVB_LOG_INFO 3
-
-/* Decisions per pass. */
-#define KVB_LOG_DEBUG 4
-
-/* Decisions per block. */
-#define KVB_LOG_TRACE 5
-
-/* kvb_store_exist: the pool does not have it. */
-#define KVB_ABSENT 0
-
-/* kvb_store_exist: the pool has it, complete. */
-#define KVB_PRESENT 1
-
-/* kvb_store_exist: the pool did not say. Never a hit. */
-#define KVB_UNKNOWN 2
-
-/* kvb_store_put: stored. */
-#define KVB_PUT_STORED 0
-
-/* kvb_store_put: the pool has an object of this key, or one is being written; it keeps its bytes. */
-#define KVB_PUT_ALREADY_THERE 1
-
-/* kvb_store_put: no room now. */
-#define KVB_PUT_NO_SPACE 2
-
-/* kvb_store_put: not stored for another reason. */
-#define KVB_PUT_FAILED 3
-
-/* kvb_store_get: the whole object landed. */
-#define KVB_GET_LANDED 0
-
-/* kvb_store_get: there is no such object; its buffer is untouched. */
-#define KVB_GET_MISSING 1
-
-/*
- kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is
- untouched.
- */
-#define KVB_GET_WRONG_SIZE 2
-
-/* kvb_store_get: the read failed; the buffer may hold anything. */
-#define KVB_GET_FAILED 3
-
-/* kvb_store_remove: gone. */
-#define KVB_REMOVE_REMOVED 0
-
-/* kvb_store_remove: there was none. */
-#define KVB_REMOVE_MISSING 1
-
-/* kvb_store_remove: it was found by somebody a moment ago, whose lease has not ended. */
-#define KVB_REMOVE_LEASED 2
-
-/* kvb_store_remove: not removed for another reason. */
-#define KVB_REMOVE_FAILED 3
-
-/* kvb_fence.kind: nothing to wait for. */
-#define KVB_FENCE_NONE 0
-
-/* kvb_fence.kind: `value` is a CUevent. */
-#define KVB_FENCE_CUDA_EVENT 1
-
-/* kvb_fence.kind: `value` is a function of the host. */
-#define KVB_FENCE_CALLBACK 2
-
-/* kvb_scheduler_finished: it has its output. */
-#define KVB_FINISH_ENDED 0
-
-/* kvb_scheduler_finished: nobody wants it any more. */
-#define KVB_FINISH_CANCELLED 1
-
-/* kvb_scheduler_finished: its pages are needed, and it will run again. */
-#define KVB_FINISH_PREEMPTED 2
-
-/* kvb_keys_hash_blocks: the library's own scheme, 32-byte hashes. */
-#define KVB_SCHEME_KVB1 0
-
-/* kvb_keys_hash_blocks: the scheme of TensorRT-LLM's Python connector, 16-byte hashes. */
-#define KVB_SCHEME_TRTLLM 1
-
-/* kvb_keys_page_key: the replicated page instead of a rank's. */
-#define KVB_SHARD_REPLICATED -1
-
-/*
- A validated configuration: one JSON object, immutable once read.
-
- Threads: shared. Made by kvb_config_from_file and kvb_config_from_json, freed by
- kvb_config_free; what was made from it does not need it any more.
- */
-typedef struct kvb_config kvb_config;
-
-/*
- A cache layout: which bytes a page consists of, per layer group. It is built step by step, then
- registered with a worker, which keeps a copy.
-
- Threads: exclusive. Made by kvb_layout_new, freed by kvb_layout_free at any time after its use.
- */
-typedef struct kvb_layout kvb_layout;
-
-/*
- One pass's transfers, as the scheduler decided them. It holds no address and nothing that
- belongs to one rank, so that the leader's can be broadcast to all ranks as bytes.
-
- Threads: shared, immutable. Made by kvb_scheduler_build and kvb_metadata_decode, freed by
- kvb_metadata_free at any time: a worker that it was bound to has its own hold on it.
- */
-typedef struct kvb_metadata kvb_metadata;
-
-/*
- The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
- the pool can supply of a prompt, which pages to load before a pass and which to publish after
- it.
-
- Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the
- worker's shared part, so that the two are freed in any order.
- */
-typedef struct kvb_scheduler kvb_scheduler;
-
-/*
- An open pool. Workers open their own from the configuration; a store is opened by hand to share
- one connection between handles of a process, by tools and by tests.
-
- Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not
- need it any more.
- */
-typedef struct kvb_store kvb_store;
-
-/*
- One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
- memory and the thread that saves. Synchronous loads run on the caller's thread.
-
- Threads: exclusive; functions with a const receiver may run beside any other and each other.
- Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
- must be unregistered or the worker shut down.
- */
-typedef struct kvb_worker kvb_worker;
+/* ==== what functions answer ==== */
 
 /*
  What a function answers: `KVB_OK` or the reason why it did nothing. Numbers are pinned and
@@ -236,562 +55,6 @@ typedef struct kvb_worker kvb_worker;
  40-49 configuration and engine, 90 panic. Treat a number you do not know as a failure.
  */
 typedef int32_t kvb_status;
-
-/*
- Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
- speaks. Both texts are UTF-8, not terminated, and valid during the call only.
-
- It is called on whatever thread the line arises, also on threads of the library, by several at
- once. It must return soon, must not throw, and must not call `kvb_set_log`.
- */
-typedef void (*kvb_log_callback)(void *context,
-                                 int32_t level,
-                                 const char *target,
-                                 size_t target_size,
-                                 const char *message,
-                                 size_t message_size);
-
-/* Borrowed bytes; size 0 ignores the pointer. Texts are UTF-8 and need no terminator. */
-typedef struct kvb_bytes {
-  /* Where they start. */
-  const uint8_t *data;
-  /* How many there are. */
-  size_t size;
-} kvb_bytes;
-
-/*
- A layer group: layers that share one page index space, such as one attention window. It names
- pages, so it must be the same on every rank and every server.
- */
-typedef struct kvb_group {
-  /* The engine's id for the group; unique in the layout. */
-  uint32_t id;
-  /* Attention window in tokens; 0 for full attention. */
-  uint32_t window;
-  /*
-   How numbers are encoded: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8, nvfp4,
-   mxfp8, mxfp4, int4, or "custom:" and a text.
-   */
-  kvb_bytes number_format;
-  /* The engine's word for the order of bytes inside a region, such as "HND"; may be empty. */
-  kvb_bytes layout_tag;
-  /* The layers of the group, each once. */
-  const uint32_t *layer_ids;
-  /* How many there are. */
-  size_t layer_count;
-} kvb_group;
-
-/*
- One strided byte range: page i's part of it starts at base + i * stride and has `size` bytes. A
- page is the concatenation of its group's regions in the order they were added.
- */
-typedef struct kvb_region {
-  /* Address of slot 0. */
-  uint64_t base;
-  /* Bytes per slot. */
-  uint64_t size;
-  /* Bytes from one slot to the next; at least `size`. */
-  uint64_t stride;
-  /* Number of slots. */
-  uint64_t slot_count;
-  /* Start of the virtual reservation that the region lies in; 0 without one. */
-  uint64_t reservation_base;
-} kvb_region;
-
-/* A block pool as a native KVCacheManager lays it out. */
-typedef struct kvb_pool {
-  /* Address of the pool. */
-  uint64_t base;
-  /* Number of blocks. */
-  uint64_t num_blocks;
-  /* Number of layers. */
-  uint32_t num_layers;
-  /* 2 for key and value, 1 where there is no value (MLA). */
-  uint32_t kv_factor;
-  /* Elements per block, layer and factor. */
-  uint64_t block_size;
-  /* Bits per element. */
-  uint32_t element_bits;
-  /* Flag. 0: [blocks, layers, factor, block_size]; 1: [layers, blocks, factor, block_size]. */
-  uint8_t layer_first;
-  /* Flag: the bytes are the same on every rank of the tensor-parallel group. */
-  uint8_t replicated;
-  /* Start of the virtual reservation that the pool lies in; 0 without one. */
-  uint64_t reservation_base;
-} kvb_pool;
-
-/* The engine's description of itself; the same for every handle of one rank. */
-typedef struct kvb_engine {
-  /* sizeof(kvb_engine) */
-  uint32_t struct_size;
-  /* Tokens per block; at least 1. */
-  uint32_t tokens_per_block;
-  /* This rank among the tensor-parallel ranks; under attention DP the owner's index. */
-  uint32_t tp_rank;
-  /* Number of tensor-parallel ranks; under attention DP of owners. */
-  uint32_t tp_size;
-  /* Pipeline-parallel stages: 1 (0 counts as 1); more are refused. */
-  uint32_t pp_size;
-  /* Context-parallel ranks: 1 (0 counts as 1); more are refused. */
-  uint32_t cp_size;
-  /* Ranks that share this node's memory (0 counts as 1). */
-  uint32_t ranks_on_node;
-  /* KVB_SERVING_*. */
-  int32_t serving;
-  /* KVB_DRAFTER_*. */
-  int32_t drafter;
-  /* Draft tokens per step; -1 while it is not resolved. */
-  int32_t max_draft_len;
-  /* KVB_DEVICE_*. */
-  int32_t device_kind;
-  /*
-   Number of the device; -1 for the context that is current when the layout is registered.
-   Ignored for host memory.
-   */
-  int32_t device_ordinal;
-  /* Flag: every rank holds whole attention heads and owns its requests. */
-  uint8_t attention_dp;
-  /* Flag: the drafter's layers are layers of the same KV cache. */
-  uint8_t draft_shares_cache;
-  /* Flag: each kvb_worker_bind brings an allocation fence. */
-  uint8_t supplies_fences;
-} kvb_engine;
-
-/*
- A pool behind functions of the host. Not supported in this build: its functions are appended
- with the host store.
- */
-typedef struct kvb_store_table {
-  /* sizeof(kvb_store_table) */
-  uint32_t struct_size;
-  /* Passed to each function. */
-  void *context;
-} kvb_store_table;
-
-/* A piece of host memory. */
-typedef struct kvb_piece {
-  /* Its address; ignored when the size is 0. */
-  uint64_t address;
-  /* Its size in bytes. */
-  uint64_t size;
-} kvb_piece;
-
-/* An embedded pool's numbers; counters start with the pool. */
-typedef struct kvb_pool_stats {
-  /* sizeof(kvb_pool_stats) */
-  uint32_t struct_size;
-  /* Most bytes it holds. */
-  uint64_t capacity;
-  /* Bytes taken up now. */
-  uint64_t used_bytes;
-  /* Complete objects now. */
-  uint64_t objects;
-  /* Objects that were evicted. */
-  uint64_t evicted_objects;
-  /* Puts, counted by key, that found no room. */
-  uint64_t refused_puts;
-} kvb_pool_stats;
-
-/* What the engine has to arrange; read once, before pools are registered. */
-typedef struct kvb_declarations {
-  /* sizeof(kvb_declarations) */
-  uint32_t struct_size;
-  /* Owners under attention DP may each run a scheduler. */
-  bool supports_attention_dp;
-  /*
-   Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under
-   tensor parallelism, where a lost page is an error of kvb_worker_start_load.
-   */
-  bool reports_failed_loads;
-  /* Local matches must end at a block boundary for the pool to extend them. */
-  bool requires_block_aligned_reuse;
-  /* The cache manager must not shorten local matches by the lookahead. */
-  bool drops_reuse_match_backoff;
-  /* Prefill with a one-model drafter is supported. */
-  bool supports_speculative_prefill;
-  /* A request may be matched again before it is allocated. */
-  bool supports_admission_query;
-  /* Prompt tokens behind a block that its hash covers. */
-  uint32_t prompt_lookahead;
-} kvb_declarations;
-
-/*
- What an asynchronous transfer waits for before it writes into newly allocated pages.
- Synchronous loads do not wait for it, and this build has no others.
- */
-typedef struct kvb_fence {
-  /* KVB_FENCE_*. */
-  int32_t kind;
-  /* What the kind says. */
-  uint64_t value;
-} kvb_fence;
-
-/*
- Ids as a view into the handle that gave them: valid until the next call on it that has a
- non-const receiver.
- */
-typedef struct kvb_ids {
-  /* The first id. */
-  const uint64_t *data;
-  /* How many there are. */
-  size_t count;
-} kvb_ids;
-
-/* Counters since the worker was made; bytes are payload bytes. */
-typedef struct kvb_stats {
-  /* sizeof(kvb_stats) */
-  uint32_t struct_size;
-  /* Lookups of a chain of blocks. */
-  uint64_t lookups;
-  /* Blocks whose existence was asked for. */
-  uint64_t lookup_blocks;
-  /* Blocks at the head of a lookup that were stored in every group and shard. */
-  uint64_t hit_blocks;
-  /* Keys whose existence was asked for by lookups. */
-  uint64_t lookup_keys;
-  /* Keys of lookups that the pool does not hold. */
-  uint64_t missing_keys;
-  /* Keys of lookups that got no definite answer; they count as misses. */
-  uint64_t failed_lookup_keys;
-  /* Pages that were loaded into the cache. */
-  uint64_t loaded_pages;
-  /* Their bytes. */
-  uint64_t loaded_bytes;
-  /* Pages that should have been loaded and were not. */
-  uint64_t failed_load_pages;
-  /* Pages whose seal did not match; they count as failed too. */
-  uint64_t bad_seals;
-  /* Requests that lost a page. */
-  uint64_t failed_load_requests;
-  /* Pages that the pool took. */
-  uint64_t saved_pages;
-  /* Their bytes. */
-  uint64_t saved_bytes;
-  /* Pages to save that were in the pool already. */
-  uint64_t already_stored_pages;
-  /* Pages that the pool had no room for. */
-  uint64_t no_space_pages;
-  /* Pages that the pool did not take for another reason. */
-  uint64_t failed_save_pages;
-  /* Pages whose save was queued and never tried. */
-  uint64_t dropped_save_pages;
-  /* Calls of the pool. */
-  uint64_t store_calls;
-  /* Requests with saves in flight now. */
-  uint64_t saves_in_flight;
-} kvb_stats;
-
-/*
- Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in
- both.
- */
-typedef struct kvb_tokens {
-  /* The first token; aligned for its type. */
-  const void *data;
-  /* How many there are; 0 ignores the pointer and the type. */
-  size_t count;
-  /* KVB_TOKENS_*. */
-  int32_t element_type;
-} kvb_tokens;
-
-/*
- A request: its prompt and everything else that decides what its KV is. Requests share pages
- only when salt, adapter and media are the same too.
- */
-typedef struct kvb_request {
-  /* sizeof(kvb_request) */
-  uint32_t struct_size;
-  /*
-   The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
-   or kvb_scheduler_reset.
-   */
-  uint64_t request_id;
-  /* The whole prompt. */
-  kvb_tokens prompt;
-  /* Keeps tenants apart. Counts when has_cache_salt is 1, also when it is empty. */
-  kvb_bytes cache_salt;
-  /*
-   The adapter, as bytes that the engine chooses (a content digest, a name). Counts when
-   has_lora_identity is 1.
-   */
-  kvb_bytes lora_identity;
-  /* The adapter's task id; the key scheme trtllm needs it. Counts when has_lora_task_id is 1. */
-  int64_t lora_task_id;
-  /* Digests of all media items, 32 bytes each, in prompt order, duplicates kept. */
-  const uint8_t *media_digests;
-  /* How many media items have a digest. */
-  size_t media_count;
-  /* Flag. */
-  uint8_t has_cache_salt;
-  /* Flag. */
-  uint8_t has_lora_identity;
-  /* Flag. */
-  uint8_t has_lora_task_id;
-  /* Flag: the prompt stands for media. Without digests such a request takes no part. */
-  uint8_t has_media;
-  /* Flag: only the prefill is done here. With a drafter all requests must be so. */
-  uint8_t context_only;
-} kvb_request;
-
-/*
- Pages of one layer group, from one block ordinal on. What overlaps with pages reported before
- must be identical, and a gap is an error.
- */
-typedef struct kvb_group_pages {
-  /* Id of the layer group. */
-  uint32_t group_id;
-  /* Ordinal of the block that the first index belongs to. */
-  uint32_t first_block;
-  /* Memory-pool slots, one per block; -1 is no page and keeps its place. */
-  const int32_t *indices;
-  /* How many there are. */
-  size_t count;
-  /* Flag: this is the group's whole list now. */
-  uint8_t replace;
-} kvb_group_pages;
-
-/* One request's part of a pass. Frozen, since it is an element of an array. */
-typedef struct kvb_step {
-  /* Id of the request. */
-  uint64_t request_id;
-  /*
-   Tokens since the last report; the first report is the whole prompt, exactly as it was
-   matched.
-   */
-  kvb_tokens new_tokens;
-  /* Pages allocated since the last report. */
-  const kvb_group_pages *pages;
-  /* How many lists there are. */
-  size_t page_lists;
-  /*
-   Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
-   a generating request it is one less than the tokens it holds.
-   */
-  uint64_t computed_position;
-  /*
-   Tokens that this pass computes, after the budget trim; for a generating request 1 and the
-   drafts.
-   */
-  uint64_t scheduled_tokens;
-} kvb_step;
-
-/* One pass: every request that is in the batch. */
-typedef struct kvb_pass {
-  /* sizeof(kvb_pass) */
-  uint32_t struct_size;
-  /* One element per request. */
-  const kvb_step *steps;
-  /* How many there are. */
-  size_t step_count;
-} kvb_pass;
-
-/* What a metadata holds. */
-typedef struct kvb_summary {
-  /* sizeof(kvb_summary) */
-  uint32_t struct_size;
-  /* Number of the pass, counted by the scheduler that built it. */
-  uint64_t pass;
-  /* Requests with blocks to load. */
-  uint64_t load_requests;
-  /* Blocks to load. */
-  uint64_t load_blocks;
-  /* Requests with blocks to save. */
-  uint64_t save_requests;
-  /* Blocks to save. */
-  uint64_t save_blocks;
-} kvb_summary;
-
-/*
- All functions of the library. The order is for good: later versions append. A field lies within
- the table when its end is within struct_size.
- */
-typedef struct kvb_api {
-  /* Bytes that this library's table has. */
-  uint32_t struct_size;
-  /* KVB_ABI_VERSION of the library. */
-  uint32_t abi_version;
-  /* kvb_version */
-  const char *(*version)(void);
-  /* kvb_abi_version */
-  uint32_t (*get_abi_version)(void);
-  /* kvb_last_error */
-  kvb_status (*last_error)(char *buffer, size_t capacity, size_t *out_needed);
-  /* kvb_set_log */
-  kvb_status (*set_log)(kvb_log_callback callback_or_null, void *context, int32_t max_level);
-  /* kvb_config_from_file */
-  kvb_status (*config_from_file)(const char *path_or_null, size_t path_size, kvb_config **out);
-  /* kvb_config_from_json */
-  kvb_status (*config_from_json)(const uint8_t *json, size_t size, kvb_config **out);
-  /* kvb_config_render */
-  kvb_status (*config_render)(const kvb_config *config,
-                              char *buffer,
-                              size_t capacity,
-                              size_t *out_needed);
-  /* kvb_config_free */
-  void (*config_free)(kvb_config *config);
-  /* kvb_layout_new */
-  kvb_status (*layout_new)(uint64_t mapping_bytes, kvb_layout **out);
-  /* kvb_layout_add_group */
-  kvb_status (*layout_add_group)(kvb_layout *layout, const kvb_group *group);
-  /* kvb_layout_add_region */
-  kvb_status (*layout_add_region)(kvb_layout *layout,
-                                  uint32_t group_id,
-                                  const kvb_region *region);
-  /* kvb_layout_add_replicated_region */
-  kvb_status (*layout_add_replicated_region)(kvb_layout *layout,
-                                             uint32_t group_id,
-                                             const kvb_region *region);
-  /* kvb_layout_add_pool */
-  kvb_status (*layout_add_pool)(kvb_layout *layout,
-                                uint32_t group_id,
-                                const kvb_pool *pool);
-  /* kvb_layout_free */
-  void (*layout_free)(kvb_layout *layout);
-  /* kvb_store_open */
-  kvb_status (*store_open)(const kvb_config *config,
-                           const kvb_engine *engine,
-                           const kvb_store_table *table_or_null,
-                           kvb_store **out);
-  /* kvb_store_exist */
-  kvb_status (*store_exist)(const kvb_store *store,
-                            const kvb_bytes *keys,
-                            size_t count,
-                            int32_t *out_presence);
-  /* kvb_store_put */
-  kvb_status (*store_put)(const kvb_store *store,
-                          const kvb_bytes *keys,
-                          const kvb_piece *values,
-                          size_t count,
-                          int32_t *out_outcomes);
-  /* kvb_store_get */
-  kvb_status (*store_get)(const kvb_store *store,
-                          const kvb_bytes *keys,
-                          const kvb_piece *buffers,
-                          size_t count,
-                          int32_t *out_outcomes,
-                          uint64_t *out_sizes);
-  /* kvb_store_remove */
-  kvb_status (*store_remove)(const kvb_store *store,
-                             const kvb_bytes *keys,
-                             size_t count,
-                             int32_t *out_outcomes);
-  /* kvb_store_stats */
-  kvb_status (*store_stats)(const kvb_store *store, kvb_pool_stats *out);
-  /* kvb_store_free */
-  void (*store_free)(kvb_store *store);
-  /* kvb_worker_new */
-  kvb_status (*worker_new)(const kvb_config *config,
-                           const kvb_engine *engine,
-                           kvb_store *store_or_null,
-                           kvb_worker **out);
-  /* kvb_worker_declarations */
-  kvb_status (*worker_declarations)(const kvb_worker *worker, kvb_declarations *out);
-  /* kvb_worker_register_layout */
-  kvb_status (*worker_register_layout)(kvb_worker *worker, const kvb_layout *layout);
-  /* kvb_worker_unregister_layout */
-  kvb_status (*worker_unregister_layout)(kvb_worker *worker);
-  /* kvb_worker_lookup */
-  kvb_status (*worker_lookup)(const kvb_worker *worker,
-                              const uint8_t *hashes,
-                              size_t size,
-                              size_t *out_blocks);
-  /* kvb_worker_bind */
-  kvb_status (*worker_bind)(kvb_worker *worker,
-                            const kvb_metadata *metadata,
-                            const kvb_fence *fence_or_null);
-  /* kvb_worker_start_load */
-  kvb_status (*worker_start_load)(kvb_worker *worker, void *stream);
-  /* kvb_worker_wait_for_save */
-  kvb_status (*worker_wait_for_save)(kvb_worker *worker, void *stream);
-  /* kvb_worker_take_failed_loads */
-  kvb_status (*worker_take_failed_loads)(kvb_worker *worker, kvb_ids *out_ids);
-  /* kvb_worker_get_finished */
-  kvb_status (*worker_get_finished)(kvb_worker *worker,
-                                    const uint64_t *finished_ids,
-                                    size_t finished_count,
-                                    const uint64_t *loading_ids,
-                                    size_t loading_count,
-                                    kvb_ids *out_saved,
-                                    kvb_ids *out_loaded);
-  /* kvb_worker_take_failed_async_loads */
-  kvb_status (*worker_take_failed_async_loads)(kvb_worker *worker, kvb_ids *out_ids);
-  /* kvb_worker_stats */
-  kvb_status (*worker_stats)(const kvb_worker *worker, kvb_stats *out);
-  /* kvb_worker_prometheus */
-  kvb_status (*worker_prometheus)(const kvb_worker *worker,
-                                  char *buffer,
-                                  size_t capacity,
-                                  size_t *out_needed);
-  /* kvb_worker_shutdown */
-  kvb_status (*worker_shutdown)(kvb_worker *worker, uint64_t deadline_ms);
-  /* kvb_worker_free */
-  void (*worker_free)(kvb_worker *worker);
-  /* kvb_scheduler_new */
-  kvb_status (*scheduler_new)(const kvb_config *config,
-                              const kvb_engine *engine,
-                              kvb_worker *worker,
-                              kvb_scheduler **out);
-  /* kvb_scheduler_match */
-  kvb_status (*scheduler_match)(kvb_scheduler *scheduler,
-                                const kvb_request *request,
-                                uint64_t local_tokens,
-                                uint64_t *out_tokens,
-                                bool *out_is_async);
-  /* kvb_scheduler_allocated */
-  kvb_status (*scheduler_allocated)(kvb_scheduler *scheduler,
-                                    uint64_t request_id,
-                                    uint64_t honoured_tokens,
-                                    const kvb_group_pages *pages,
-                                    size_t page_lists);
-  /* kvb_scheduler_cancel_load */
-  kvb_status (*scheduler_cancel_load)(kvb_scheduler *scheduler,
-                                      uint64_t request_id,
-                                      uint64_t from_token,
-                                      uint64_t to_token);
-  /* kvb_scheduler_build */
-  kvb_status (*scheduler_build)(kvb_scheduler *scheduler,
-                                const kvb_pass *pass,
-                                kvb_metadata **out);
-  /* kvb_scheduler_finished */
-  kvb_status (*scheduler_finished)(kvb_scheduler *scheduler,
-                                   uint64_t request_id,
-                                   int32_t reason,
-                                   bool *out_pinned);
-  /* kvb_scheduler_reset */
-  kvb_status (*scheduler_reset)(kvb_scheduler *scheduler, uint64_t request_id);
-  /* kvb_scheduler_free */
-  void (*scheduler_free)(kvb_scheduler *scheduler);
-  /* kvb_metadata_encode */
-  kvb_status (*metadata_encode)(const kvb_metadata *metadata,
-                                uint8_t *buffer,
-                                size_t capacity,
-                                size_t *out_needed);
-  /* kvb_metadata_decode */
-  kvb_status (*metadata_decode)(const uint8_t *bytes, size_t size, kvb_metadata **out);
-  /* kvb_metadata_summary */
-  kvb_status (*metadata_summary)(const kvb_metadata *metadata, kvb_summary *out);
-  /* kvb_metadata_free */
-  void (*metadata_free)(kvb_metadata *metadata);
-  /* kvb_keys_hash_blocks */
-  kvb_status (*keys_hash_blocks)(int32_t scheme,
-                                 const kvb_request *request,
-                                 uint32_t tokens_per_block,
-                                 uint32_t lookahead,
-                                 uint8_t *buffer,
-                                 size_t capacity,
-                                 size_t *out_needed);
-  /* kvb_keys_page_key */
-  kvb_status (*keys_page_key)(const kvb_config *config,
-                              const kvb_engine *engine,
-                              const kvb_layout *layout,
-                              uint32_t group_id,
-                              int32_t rank,
-                              const uint8_t *hash,
-                              size_t hash_size,
-                              char *buffer,
-                              size_t capacity,
-                              size_t *out_needed);
-} kvb_api;
 
 /* Done; the outputs are written. */
 #define KVB_OK 0
@@ -865,9 +128,44 @@ typedef struct kvb_api {
 /* A defect of the library, caught at the boundary. The handle is poisoned. */
 #define KVB_PANIC 90
 
-#ifdef __cplusplus
-extern "C" {
-#endif // __cplusplus
+/* ==== the log ==== */
+
+/* Something failed that the operator should know. */
+#define KVB_LOG_ERROR 1
+
+/* Something was degraded or ignored. */
+#define KVB_LOG_WARN 2
+
+/* What was opened, registered, shut down; statistics lines. */
+#define KVB_LOG_INFO 3
+
+/* Decisions per pass. */
+#define KVB_LOG_DEBUG 4
+
+/* Decisions per block. */
+#define KVB_LOG_TRACE 5
+
+/*
+ Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
+ speaks. Both texts are UTF-8, not terminated, and valid during the call only.
+
+ It is called on whatever thread the line arises, also on threads of the library, by several at
+ once. It must return soon, must not throw, and must not call `kvb_set_log`.
+ */
+typedef void (*kvb_log_callback)(void *context,
+                                 int32_t level,
+                                 const char *target,
+                                 size_t target_size,
+                                 const char *message,
+                                 size_t message_size);
+
+/* ==== the library as a whole ==== */
+
+/*
+ The version of this interface. It grows by appending alone; a number that changes means that
+ hosts must be built anew, and is the library's SONAME.
+ */
+#define KVB_ABI_VERSION 1
 
 /*
  The library's version, "major.minor.patch", as a terminated string that lives as long as the
@@ -903,6 +201,179 @@ kvb_status kvb_last_error(char *buffer, size_t capacity, size_t *out_needed);
  */
 kvb_status kvb_set_log(kvb_log_callback callback_or_null, void *context, int32_t max_level);
 
+/* ==== plain data that several nouns share ==== */
+
+/* kvb_tokens.element_type: `const int32_t *` */
+#define KVB_TOKENS_INT32 0
+
+/* kvb_tokens.element_type: `const int64_t *` */
+#define KVB_TOKENS_INT64 1
+
+/* kvb_engine.serving: prefills and decodes. */
+#define KVB_SERVING_AGGREGATED 0
+
+/* kvb_engine.serving: disaggregated, prefills only. */
+#define KVB_SERVING_CONTEXT 1
+
+/* kvb_engine.serving: disaggregated, decodes only. */
+#define KVB_SERVING_GENERATION 2
+
+/* kvb_engine.drafter: no speculative decoding. */
+#define KVB_DRAFTER_NONE 0
+
+/* kvb_engine.drafter: one-model multi-token prediction, one layer per draft token. */
+#define KVB_DRAFTER_MTP_VANILLA 1
+
+/* kvb_engine.drafter: one-model multi-token prediction, one layer used repeatedly. */
+#define KVB_DRAFTER_MTP_EAGLE 2
+
+/* kvb_engine.drafter: EAGLE3 with its layers inside the target model. */
+#define KVB_DRAFTER_EAGLE3 3
+
+/* kvb_engine.drafter: anything else; refused. */
+#define KVB_DRAFTER_OTHER 4
+
+/* kvb_engine.device_kind: the cache is memory that the CPU reads and writes. */
+#define KVB_DEVICE_HOST 0
+
+/* kvb_engine.device_kind: the cache is memory of a CUDA device. Not supported in this build. */
+#define KVB_DEVICE_CUDA 1
+
+/* Borrowed bytes; size 0 ignores the pointer. Texts are UTF-8 and need no terminator. */
+typedef struct kvb_bytes {
+  /* Where they start. */
+  const uint8_t *data;
+  /* How many there are. */
+  size_t size;
+} kvb_bytes;
+
+/*
+ Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in
+ both.
+ */
+typedef struct kvb_tokens {
+  /* The first token; aligned for its type. */
+  const void *data;
+  /* How many there are; 0 ignores the pointer and the type. */
+  size_t count;
+  /* KVB_TOKENS_*. */
+  int32_t element_type;
+} kvb_tokens;
+
+/* The engine's description of itself; the same for every handle of one rank. */
+typedef struct kvb_engine {
+  /* sizeof(kvb_engine) */
+  uint32_t struct_size;
+  /* Tokens per block; at least 1. */
+  uint32_t tokens_per_block;
+  /* This rank among the tensor-parallel ranks; under attention DP the owner's index. */
+  uint32_t tp_rank;
+  /* Number of tensor-parallel ranks; under attention DP of owners. */
+  uint32_t tp_size;
+  /* Pipeline-parallel stages: 1 (0 counts as 1); more are refused. */
+  uint32_t pp_size;
+  /* Context-parallel ranks: 1 (0 counts as 1); more are refused. */
+  uint32_t cp_size;
+  /* Ranks that share this node's memory (0 counts as 1). */
+  uint32_t ranks_on_node;
+  /* KVB_SERVING_*. */
+  int32_t serving;
+  /* KVB_DRAFTER_*. */
+  int32_t drafter;
+  /* Draft tokens per step; -1 while it is not resolved. */
+  int32_t max_draft_len;
+  /* KVB_DEVICE_*. */
+  int32_t device_kind;
+  /*
+   Number of the device; -1 for the context that is current when the layout is registered.
+   Ignored for host memory.
+   */
+  int32_t device_ordinal;
+  /* Flag: every rank holds whole attention heads and owns its requests. */
+  uint8_t attention_dp;
+  /* Flag: the drafter's layers are layers of the same KV cache. */
+  uint8_t draft_shares_cache;
+  /* Flag: each kvb_worker_bind brings an allocation fence. */
+  uint8_t supplies_fences;
+} kvb_engine;
+
+/*
+ A request: its prompt and everything else that decides what its KV is. Requests share pages
+ only when salt, adapter and media are the same too.
+ */
+typedef struct kvb_request {
+  /* sizeof(kvb_request) */
+  uint32_t struct_size;
+  /*
+   The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
+   or kvb_scheduler_reset.
+   */
+  uint64_t request_id;
+  /* The whole prompt. */
+  kvb_tokens prompt;
+  /* Keeps tenants apart. Counts when has_cache_salt is 1, also when it is empty. */
+  kvb_bytes cache_salt;
+  /*
+   The adapter, as bytes that the engine chooses (a content digest, a name). Counts when
+   has_lora_identity is 1.
+   */
+  kvb_bytes lora_identity;
+  /* The adapter's task id; the key scheme trtllm needs it. Counts when has_lora_task_id is 1. */
+  int64_t lora_task_id;
+  /* Digests of all media items, 32 bytes each, in prompt order, duplicates kept. */
+  const uint8_t *media_digests;
+  /* How many media items have a digest. */
+  size_t media_count;
+  /* Flag. */
+  uint8_t has_cache_salt;
+  /* Flag. */
+  uint8_t has_lora_identity;
+  /* Flag. */
+  uint8_t has_lora_task_id;
+  /* Flag: the prompt stands for media. Without digests such a request takes no part. */
+  uint8_t has_media;
+  /* Flag: only the prefill is done here. With a drafter all requests must be so. */
+  uint8_t context_only;
+} kvb_request;
+
+/*
+ Pages of one layer group, from one block ordinal on. What overlaps with pages reported before
+ must be identical, and a gap is an error.
+ */
+typedef struct kvb_group_pages {
+  /* Id of the layer group. */
+  uint32_t group_id;
+  /* Ordinal of the block that the first index belongs to. */
+  uint32_t first_block;
+  /* Memory-pool slots, one per block; -1 is no page and keeps its place. */
+  const int32_t *indices;
+  /* How many there are. */
+  size_t count;
+  /* Flag: this is the group's whole list now. */
+  uint8_t replace;
+} kvb_group_pages;
+
+/*
+ Ids as a view into the handle that gave them: valid until the next call on it that has a
+ non-const receiver.
+ */
+typedef struct kvb_ids {
+  /* The first id. */
+  const uint64_t *data;
+  /* How many there are. */
+  size_t count;
+} kvb_ids;
+
+/* ==== configuration ==== */
+
+/*
+ A validated configuration: one JSON object, immutable once read.
+
+ Threads: shared. Made by kvb_config_from_file and kvb_config_from_json, freed by
+ kvb_config_free; what was made from it does not need it any more.
+ */
+typedef struct kvb_config kvb_config;
+
 /*
  Reads the configuration file at `path_or_null` (UTF-8). With NULL it is the file that the
  environment variable KVBRIDGE_CONFIG names, else the one that MOONCAKE_CONFIG_PATH names. The
@@ -935,6 +406,77 @@ kvb_status kvb_config_render(const kvb_config *config,
 
 /* Frees a configuration. NULL is fine. */
 void kvb_config_free(kvb_config *config);
+
+/* ==== cache layout ==== */
+
+/*
+ A cache layout: which bytes a page consists of, per layer group. It is built step by step, then
+ registered with a worker, which keeps a copy.
+
+ Threads: exclusive. Made by kvb_layout_new, freed by kvb_layout_free at any time after its use.
+ */
+typedef struct kvb_layout kvb_layout;
+
+/*
+ A layer group: layers that share one page index space, such as one attention window. It names
+ pages, so it must be the same on every rank and every server.
+ */
+typedef struct kvb_group {
+  /* The engine's id for the group; unique in the layout. */
+  uint32_t id;
+  /* Attention window in tokens; 0 for full attention. */
+  uint32_t window;
+  /*
+   How numbers are encoded: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8, nvfp4,
+   mxfp8, mxfp4, int4, or "custom:" and a text.
+   */
+  kvb_bytes number_format;
+  /* The engine's word for the order of bytes inside a region, such as "HND"; may be empty. */
+  kvb_bytes layout_tag;
+  /* The layers of the group, each once. */
+  const uint32_t *layer_ids;
+  /* How many there are. */
+  size_t layer_count;
+} kvb_group;
+
+/*
+ One strided byte range: page i's part of it starts at base + i * stride and has `size` bytes. A
+ page is the concatenation of its group's regions in the order they were added.
+ */
+typedef struct kvb_region {
+  /* Address of slot 0. */
+  uint64_t base;
+  /* Bytes per slot. */
+  uint64_t size;
+  /* Bytes from one slot to the next; at least `size`. */
+  uint64_t stride;
+  /* Number of slots. */
+  uint64_t slot_count;
+  /* Start of the virtual reservation that the region lies in; 0 without one. */
+  uint64_t reservation_base;
+} kvb_region;
+
+/* A block pool as a native KVCacheManager lays it out. */
+typedef struct kvb_pool {
+  /* Address of the pool. */
+  uint64_t base;
+  /* Number of blocks. */
+  uint64_t num_blocks;
+  /* Number of layers. */
+  uint32_t num_layers;
+  /* 2 for key and value, 1 where there is no value (MLA). */
+  uint32_t kv_factor;
+  /* Elements per block, layer and factor. */
+  uint64_t block_size;
+  /* Bits per element. */
+  uint32_t element_bits;
+  /* Flag. 0: [blocks, layers, factor, block_size]; 1: [layers, blocks, factor, block_size]. */
+  uint8_t layer_first;
+  /* Flag: the bytes are the same on every rank of the tensor-parallel group. */
+  uint8_t replicated;
+  /* Start of the virtual reservation that the pool lies in; 0 without one. */
+  uint64_t reservation_base;
+} kvb_pool;
 
 /*
  Begins an empty layout. `mapping_bytes` is the size of the physical mappings that the cache's
@@ -983,6 +525,100 @@ kvb_status kvb_layout_add_pool(kvb_layout *layout,
 
 /* Frees a layout; workers that registered it have their copy. NULL is fine. */
 void kvb_layout_free(kvb_layout *layout);
+
+/* ==== a pool by itself: for tools and tests, engines need only the worker ==== */
+
+/* kvb_store_exist: the pool does not have it. */
+#define KVB_ABSENT 0
+
+/* kvb_store_exist: the pool has it, complete. */
+#define KVB_PRESENT 1
+
+/* kvb_store_exist: the pool did not say. Never a hit. */
+#define KVB_UNKNOWN 2
+
+/* kvb_store_put: stored. */
+#define KVB_PUT_STORED 0
+
+/* kvb_store_put: the pool has an object of this key, or is just getting one; that stays. */
+#define KVB_PUT_ALREADY_THERE 1
+
+/* kvb_store_put: no room now. */
+#define KVB_PUT_NO_SPACE 2
+
+/* kvb_store_put: not stored for another reason. */
+#define KVB_PUT_FAILED 3
+
+/* kvb_store_get: the whole object landed. */
+#define KVB_GET_LANDED 0
+
+/* kvb_store_get: there is no such object; its buffer is untouched. */
+#define KVB_GET_MISSING 1
+
+/*
+ kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is
+ untouched.
+ */
+#define KVB_GET_WRONG_SIZE 2
+
+/* kvb_store_get: the read failed; the buffer may hold anything. */
+#define KVB_GET_FAILED 3
+
+/* kvb_store_remove: gone. */
+#define KVB_REMOVE_REMOVED 0
+
+/* kvb_store_remove: there was none. */
+#define KVB_REMOVE_MISSING 1
+
+/* kvb_store_remove: it was found by somebody a moment ago, whose lease has not ended. */
+#define KVB_REMOVE_LEASED 2
+
+/* kvb_store_remove: not removed for another reason. */
+#define KVB_REMOVE_FAILED 3
+
+/*
+ An open pool. Workers open their own from the configuration; a store is opened by hand to share
+ one connection between handles of a process, by tools and by tests.
+
+ Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not
+ need it any more.
+ */
+typedef struct kvb_store kvb_store;
+
+/*
+ A pool behind functions of the host. Not supported in this build: its functions are appended
+ with the host store.
+ */
+typedef struct kvb_store_table {
+  /* sizeof(kvb_store_table) */
+  uint32_t struct_size;
+  /* Passed to each function. */
+  void *context;
+} kvb_store_table;
+
+/* A piece of host memory. */
+typedef struct kvb_piece {
+  /* Its address; ignored when the size is 0. */
+  uint64_t address;
+  /* Its size in bytes. */
+  uint64_t size;
+} kvb_piece;
+
+/* An embedded pool's numbers; counters start with the pool. */
+typedef struct kvb_pool_stats {
+  /* sizeof(kvb_pool_stats) */
+  uint32_t struct_size;
+  /* Most bytes it holds. */
+  uint64_t capacity;
+  /* Bytes taken up now. */
+  uint64_t used_bytes;
+  /* Complete objects now. */
+  uint64_t objects;
+  /* Objects that were evicted. */
+  uint64_t evicted_objects;
+  /* Puts, counted by key, that found no room. */
+  uint64_t refused_puts;
+} kvb_pool_stats;
 
 /*
  Opens the pool that the configuration names. `table_or_null` is the host's functions for the
@@ -1058,6 +694,155 @@ kvb_status kvb_store_stats(const kvb_store *store, kvb_pool_stats *out);
  open. NULL is fine.
  */
 void kvb_store_free(kvb_store *store);
+
+/* ==== one pass's transfers ==== */
+
+/*
+ One pass's transfers, as the scheduler decided them. It holds no address and nothing that
+ belongs to one rank, so that the leader's can be broadcast to all ranks as bytes.
+
+ Threads: shared, immutable. Made by kvb_scheduler_build and kvb_metadata_decode, freed by
+ kvb_metadata_free at any time: a worker that it was bound to has its own hold on it.
+ */
+typedef struct kvb_metadata kvb_metadata;
+
+/* What a metadata holds. */
+typedef struct kvb_summary {
+  /* sizeof(kvb_summary) */
+  uint32_t struct_size;
+  /* Number of the pass, counted by the scheduler that built it. */
+  uint64_t pass;
+  /* Requests with blocks to load. */
+  uint64_t load_requests;
+  /* Blocks to load. */
+  uint64_t load_blocks;
+  /* Requests with blocks to save. */
+  uint64_t save_requests;
+  /* Blocks to save. */
+  uint64_t save_blocks;
+} kvb_summary;
+
+/*
+ Writes the metadata as bytes that kvb_metadata_decode reads on any rank with the same build.
+
+ Errors: KVB_TOO_SMALL.
+ */
+kvb_status kvb_metadata_encode(const kvb_metadata *metadata,
+                               uint8_t *buffer,
+                               size_t capacity,
+                               size_t *out_needed);
+
+/*
+ Reads what kvb_metadata_encode wrote. The bytes are not used any more when this returns.
+
+ Threads: any. Errors: KVB_MALFORMED for bytes of another version, or damaged ones.
+ */
+kvb_status kvb_metadata_decode(const uint8_t *bytes, size_t size, kvb_metadata **out);
+
+/* Counts what the metadata holds, for logs and tests. */
+kvb_status kvb_metadata_summary(const kvb_metadata *metadata, kvb_summary *out);
+
+/* Frees a metadata. NULL is fine. */
+void kvb_metadata_free(kvb_metadata *metadata);
+
+/* ==== one rank's mover ==== */
+
+/* kvb_fence.kind: nothing to wait for. */
+#define KVB_FENCE_NONE 0
+
+/* kvb_fence.kind: `value` is a CUevent. */
+#define KVB_FENCE_CUDA_EVENT 1
+
+/* kvb_fence.kind: `value` is a function of the host. */
+#define KVB_FENCE_CALLBACK 2
+
+/*
+ One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
+ memory and the thread that saves. Synchronous loads run on the caller's thread.
+
+ Threads: exclusive; functions with a const receiver may run beside any other and each other.
+ Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
+ must be unregistered or the worker shut down.
+ */
+typedef struct kvb_worker kvb_worker;
+
+/* What the engine has to arrange; read once, before pools are registered. */
+typedef struct kvb_declarations {
+  /* sizeof(kvb_declarations) */
+  uint32_t struct_size;
+  /* Owners under attention DP may each run a scheduler. */
+  bool supports_attention_dp;
+  /*
+   Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under
+   tensor parallelism, where a lost page is an error of kvb_worker_start_load.
+   */
+  bool reports_failed_loads;
+  /* Local matches must end at a block boundary for the pool to extend them. */
+  bool requires_block_aligned_reuse;
+  /* The cache manager must not shorten local matches by the lookahead. */
+  bool drops_reuse_match_backoff;
+  /* Prefill with a one-model drafter is supported. */
+  bool supports_speculative_prefill;
+  /* A request may be matched again before it is allocated. */
+  bool supports_admission_query;
+  /* Prompt tokens behind a block that its hash covers. */
+  uint32_t prompt_lookahead;
+} kvb_declarations;
+
+/*
+ What an asynchronous transfer waits for before it writes into newly allocated pages.
+ Synchronous loads do not wait for it, and this build has no others.
+ */
+typedef struct kvb_fence {
+  /* KVB_FENCE_*. */
+  int32_t kind;
+  /* What the kind says. */
+  uint64_t value;
+} kvb_fence;
+
+/* Counters since the worker was made; bytes are payload bytes. */
+typedef struct kvb_stats {
+  /* sizeof(kvb_stats) */
+  uint32_t struct_size;
+  /* Lookups of a chain of blocks. */
+  uint64_t lookups;
+  /* Blocks whose existence was asked for. */
+  uint64_t lookup_blocks;
+  /* Blocks at the head of a lookup that were stored in every group and shard. */
+  uint64_t hit_blocks;
+  /* Keys whose existence was asked for by lookups. */
+  uint64_t lookup_keys;
+  /* Keys of lookups that the pool does not hold. */
+  uint64_t missing_keys;
+  /* Keys of lookups that got no definite answer; they count as misses. */
+  uint64_t failed_lookup_keys;
+  /* Pages that were loaded into the cache. */
+  uint64_t loaded_pages;
+  /* Their bytes. */
+  uint64_t loaded_bytes;
+  /* Pages that should have been loaded and were not. */
+  uint64_t failed_load_pages;
+  /* Pages whose seal did not match; they count as failed too. */
+  uint64_t bad_seals;
+  /* Requests that lost a page. */
+  uint64_t failed_load_requests;
+  /* Pages that the pool took. */
+  uint64_t saved_pages;
+  /* Their bytes. */
+  uint64_t saved_bytes;
+  /* Pages to save that were in the pool already. */
+  uint64_t already_stored_pages;
+  /* Pages that the pool had no room for. */
+  uint64_t no_space_pages;
+  /* Pages that the pool did not take for another reason. */
+  uint64_t failed_save_pages;
+  /* Pages whose save was queued and never tried. */
+  uint64_t dropped_save_pages;
+  /* Calls of the pool. */
+  uint64_t store_calls;
+  /* Requests with saves in flight now. */
+  uint64_t saves_in_flight;
+} kvb_stats;
 
 /*
  Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
@@ -1209,6 +994,62 @@ kvb_status kvb_worker_shutdown(kvb_worker *worker, uint64_t deadline_ms);
  */
 void kvb_worker_free(kvb_worker *worker);
 
+/* ==== one leader's or owner's decisions ==== */
+
+/* kvb_scheduler_finished: it has its output. */
+#define KVB_FINISH_ENDED 0
+
+/* kvb_scheduler_finished: nobody wants it any more. */
+#define KVB_FINISH_CANCELLED 1
+
+/* kvb_scheduler_finished: its pages are needed, and it will run again. */
+#define KVB_FINISH_PREEMPTED 2
+
+/*
+ The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
+ the pool can supply of a prompt, which pages to load before a pass and which to publish after
+ it.
+
+ Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the
+ worker's shared part, so that the two are freed in any order.
+ */
+typedef struct kvb_scheduler kvb_scheduler;
+
+/* One request's part of a pass. Frozen, since it is an element of an array. */
+typedef struct kvb_step {
+  /* Id of the request. */
+  uint64_t request_id;
+  /*
+   Tokens since the last report; the first report is the whole prompt, exactly as it was
+   matched.
+   */
+  kvb_tokens new_tokens;
+  /* Pages allocated since the last report. */
+  const kvb_group_pages *pages;
+  /* How many lists there are. */
+  size_t page_lists;
+  /*
+   Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
+   a generating request it is one less than the tokens it holds.
+   */
+  uint64_t computed_position;
+  /*
+   Tokens that this pass computes, after the budget trim; for a generating request 1 and the
+   drafts.
+   */
+  uint64_t scheduled_tokens;
+} kvb_step;
+
+/* One pass: every request that is in the batch. */
+typedef struct kvb_pass {
+  /* sizeof(kvb_pass) */
+  uint32_t struct_size;
+  /* One element per request. */
+  const kvb_step *steps;
+  /* How many there are. */
+  size_t step_count;
+} kvb_pass;
+
 /*
  Makes the scheduler beside a worker of the same process, made from the same configuration and
  engine. The worker's layout may be registered before or after; without one nothing is offered.
@@ -1303,28 +1144,16 @@ kvb_status kvb_scheduler_reset(kvb_scheduler *scheduler, uint64_t request_id);
 /* Frees a scheduler; its worker may have another one afterwards. NULL is fine. */
 void kvb_scheduler_free(kvb_scheduler *scheduler);
 
-/*
- Writes the metadata as bytes that kvb_metadata_decode reads on any rank with the same build.
+/* ==== keys: so that tools and other languages can name pages ==== */
 
- Errors: KVB_TOO_SMALL.
- */
-kvb_status kvb_metadata_encode(const kvb_metadata *metadata,
-                               uint8_t *buffer,
-                               size_t capacity,
-                               size_t *out_needed);
+/* kvb_keys_hash_blocks: the library's own scheme, 32-byte hashes. */
+#define KVB_SCHEME_KVB1 0
 
-/*
- Reads what kvb_metadata_encode wrote. The bytes are not used any more when this returns.
+/* kvb_keys_hash_blocks: the scheme of TensorRT-LLM's Python connector, 16-byte hashes. */
+#define KVB_SCHEME_TRTLLM 1
 
- Threads: any. Errors: KVB_MALFORMED for bytes of another version, or damaged ones.
- */
-kvb_status kvb_metadata_decode(const uint8_t *bytes, size_t size, kvb_metadata **out);
-
-/* Counts what the metadata holds, for logs and tests. */
-kvb_status kvb_metadata_summary(const kvb_metadata *metadata, kvb_summary *out);
-
-/* Frees a metadata. NULL is fine. */
-void kvb_metadata_free(kvb_metadata *metadata);
+/* kvb_keys_page_key: the replicated page instead of a rank's. */
+#define KVB_SHARD_REPLICATED -1
 
 /*
  Writes the hashes of all whole blocks of the request's prompt, side by side. `scheme` is one of
@@ -1364,6 +1193,194 @@ kvb_status kvb_keys_page_key(const kvb_config *config,
                              size_t capacity,
                              size_t *out_needed);
 
+/* ==== for hosts that load the library at run time ==== */
+
+/*
+ All functions of the library. The order is for good: later versions append. A field lies within
+ the table when its end is within struct_size.
+ */
+typedef struct kvb_api {
+  /* Bytes that this library's table has. */
+  uint32_t struct_size;
+  /* KVB_ABI_VERSION of the library. */
+  uint32_t abi_version;
+  /* kvb_version */
+  const char *(*version)(void);
+  /* kvb_abi_version */
+  uint32_t (*get_abi_version)(void);
+  /* kvb_last_error */
+  kvb_status (*last_error)(char *buffer, size_t capacity, size_t *out_needed);
+  /* kvb_set_log */
+  kvb_status (*set_log)(kvb_log_callback callback_or_null, void *context, int32_t max_level);
+  /* kvb_config_from_file */
+  kvb_status (*config_from_file)(const char *path_or_null, size_t path_size, kvb_config **out);
+  /* kvb_config_from_json */
+  kvb_status (*config_from_json)(const uint8_t *json, size_t size, kvb_config **out);
+  /* kvb_config_render */
+  kvb_status (*config_render)(const kvb_config *config,
+                              char *buffer,
+                              size_t capacity,
+                              size_t *out_needed);
+  /* kvb_config_free */
+  void (*config_free)(kvb_config *config);
+  /* kvb_layout_new */
+  kvb_status (*layout_new)(uint64_t mapping_bytes, kvb_layout **out);
+  /* kvb_layout_add_group */
+  kvb_status (*layout_add_group)(kvb_layout *layout, const kvb_group *group);
+  /* kvb_layout_add_region */
+  kvb_status (*layout_add_region)(kvb_layout *layout, uint32_t group_id, const kvb_region *region);
+  /* kvb_layout_add_replicated_region */
+  kvb_status (*layout_add_replicated_region)(kvb_layout *layout,
+                                             uint32_t group_id,
+                                             const kvb_region *region);
+  /* kvb_layout_add_pool */
+  kvb_status (*layout_add_pool)(kvb_layout *layout, uint32_t group_id, const kvb_pool *pool);
+  /* kvb_layout_free */
+  void (*layout_free)(kvb_layout *layout);
+  /* kvb_store_open */
+  kvb_status (*store_open)(const kvb_config *config,
+                           const kvb_engine *engine,
+                           const kvb_store_table *table_or_null,
+                           kvb_store **out);
+  /* kvb_store_exist */
+  kvb_status (*store_exist)(const kvb_store *store,
+                            const kvb_bytes *keys,
+                            size_t count,
+                            int32_t *out_presence);
+  /* kvb_store_put */
+  kvb_status (*store_put)(const kvb_store *store,
+                          const kvb_bytes *keys,
+                          const kvb_piece *values,
+                          size_t count,
+                          int32_t *out_outcomes);
+  /* kvb_store_get */
+  kvb_status (*store_get)(const kvb_store *store,
+                          const kvb_bytes *keys,
+                          const kvb_piece *buffers,
+                          size_t count,
+                          int32_t *out_outcomes,
+                          uint64_t *out_sizes);
+  /* kvb_store_remove */
+  kvb_status (*store_remove)(const kvb_store *store,
+                             const kvb_bytes *keys,
+                             size_t count,
+                             int32_t *out_outcomes);
+  /* kvb_store_stats */
+  kvb_status (*store_stats)(const kvb_store *store, kvb_pool_stats *out);
+  /* kvb_store_free */
+  void (*store_free)(kvb_store *store);
+  /* kvb_worker_new */
+  kvb_status (*worker_new)(const kvb_config *config,
+                           const kvb_engine *engine,
+                           kvb_store *store_or_null,
+                           kvb_worker **out);
+  /* kvb_worker_declarations */
+  kvb_status (*worker_declarations)(const kvb_worker *worker, kvb_declarations *out);
+  /* kvb_worker_register_layout */
+  kvb_status (*worker_register_layout)(kvb_worker *worker, const kvb_layout *layout);
+  /* kvb_worker_unregister_layout */
+  kvb_status (*worker_unregister_layout)(kvb_worker *worker);
+  /* kvb_worker_lookup */
+  kvb_status (*worker_lookup)(const kvb_worker *worker,
+                              const uint8_t *hashes,
+                              size_t size,
+                              size_t *out_blocks);
+  /* kvb_worker_bind */
+  kvb_status (*worker_bind)(kvb_worker *worker,
+                            const kvb_metadata *metadata,
+                            const kvb_fence *fence_or_null);
+  /* kvb_worker_start_load */
+  kvb_status (*worker_start_load)(kvb_worker *worker, void *stream);
+  /* kvb_worker_wait_for_save */
+  kvb_status (*worker_wait_for_save)(kvb_worker *worker, void *stream);
+  /* kvb_worker_take_failed_loads */
+  kvb_status (*worker_take_failed_loads)(kvb_worker *worker, kvb_ids *out_ids);
+  /* kvb_worker_get_finished */
+  kvb_status (*worker_get_finished)(kvb_worker *worker,
+                                    const uint64_t *finished_ids,
+                                    size_t finished_count,
+                                    const uint64_t *loading_ids,
+                                    size_t loading_count,
+                                    kvb_ids *out_saved,
+                                    kvb_ids *out_loaded);
+  /* kvb_worker_take_failed_async_loads */
+  kvb_status (*worker_take_failed_async_loads)(kvb_worker *worker, kvb_ids *out_ids);
+  /* kvb_worker_stats */
+  kvb_status (*worker_stats)(const kvb_worker *worker, kvb_stats *out);
+  /* kvb_worker_prometheus */
+  kvb_status (*worker_prometheus)(const kvb_worker *worker,
+                                  char *buffer,
+                                  size_t capacity,
+                                  size_t *out_needed);
+  /* kvb_worker_shutdown */
+  kvb_status (*worker_shutdown)(kvb_worker *worker, uint64_t deadline_ms);
+  /* kvb_worker_free */
+  void (*worker_free)(kvb_worker *worker);
+  /* kvb_scheduler_new */
+  kvb_status (*scheduler_new)(const kvb_config *config,
+                              const kvb_engine *engine,
+                              kvb_worker *worker,
+                              kvb_scheduler **out);
+  /* kvb_scheduler_match */
+  kvb_status (*scheduler_match)(kvb_scheduler *scheduler,
+                                const kvb_request *request,
+                                uint64_t local_tokens,
+                                uint64_t *out_tokens,
+                                bool *out_is_async);
+  /* kvb_scheduler_allocated */
+  kvb_status (*scheduler_allocated)(kvb_scheduler *scheduler,
+                                    uint64_t request_id,
+                                    uint64_t honoured_tokens,
+                                    const kvb_group_pages *pages,
+                                    size_t page_lists);
+  /* kvb_scheduler_cancel_load */
+  kvb_status (*scheduler_cancel_load)(kvb_scheduler *scheduler,
+                                      uint64_t request_id,
+                                      uint64_t from_token,
+                                      uint64_t to_token);
+  /* kvb_scheduler_build */
+  kvb_status (*scheduler_build)(kvb_scheduler *scheduler, const kvb_pass *pass, kvb_metadata **out);
+  /* kvb_scheduler_finished */
+  kvb_status (*scheduler_finished)(kvb_scheduler *scheduler,
+                                   uint64_t request_id,
+                                   int32_t reason,
+                                   bool *out_pinned);
+  /* kvb_scheduler_reset */
+  kvb_status (*scheduler_reset)(kvb_scheduler *scheduler, uint64_t request_id);
+  /* kvb_scheduler_free */
+  void (*scheduler_free)(kvb_scheduler *scheduler);
+  /* kvb_metadata_encode */
+  kvb_status (*metadata_encode)(const kvb_metadata *metadata,
+                                uint8_t *buffer,
+                                size_t capacity,
+                                size_t *out_needed);
+  /* kvb_metadata_decode */
+  kvb_status (*metadata_decode)(const uint8_t *bytes, size_t size, kvb_metadata **out);
+  /* kvb_metadata_summary */
+  kvb_status (*metadata_summary)(const kvb_metadata *metadata, kvb_summary *out);
+  /* kvb_metadata_free */
+  void (*metadata_free)(kvb_metadata *metadata);
+  /* kvb_keys_hash_blocks */
+  kvb_status (*keys_hash_blocks)(int32_t scheme,
+                                 const kvb_request *request,
+                                 uint32_t tokens_per_block,
+                                 uint32_t lookahead,
+                                 uint8_t *buffer,
+                                 size_t capacity,
+                                 size_t *out_needed);
+  /* kvb_keys_page_key */
+  kvb_status (*keys_page_key)(const kvb_config *config,
+                              const kvb_engine *engine,
+                              const kvb_layout *layout,
+                              uint32_t group_id,
+                              int32_t rank,
+                              const uint8_t *hash,
+                              size_t hash_size,
+                              char *buffer,
+                              size_t capacity,
+                              size_t *out_needed);
+} kvb_api;
+
 /*
  The table of all functions, for hosts that load the library with dlopen: look this symbol up
  and pass the KVB_ABI_VERSION that the host was built with. The table lives as long as the
@@ -1375,7 +1392,7 @@ kvb_status kvb_keys_page_key(const kvb_config *config,
 const kvb_api *kvb_plugin_entry(uint32_t abi_version);
 
 #ifdef __cplusplus
-}  // extern "C"
-#endif  // __cplusplus
+} /* extern "C" */
+#endif
 
-#endif  /* KVBRIDGE_KVBRIDGE_H */
+#endif /* KVBRIDGE_KVBRIDGE_H */

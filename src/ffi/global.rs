@@ -48,7 +48,10 @@ pub unsafe extern "C" fn kvb_last_error(
         if buffer.is_null() || capacity == 0 {
             return KVB_TOO_SMALL;
         }
-        let fits = text.floor_char_boundary(capacity - 1);
+        let mut fits = text.len().min(capacity - 1);
+        while !text.is_char_boundary(fits) {
+            fits -= 1;
+        }
         // SAFETY: `fits` bytes and the NUL lie within the capacity that the caller promised.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), fits);

@@ -1,0 +1,183 @@
+#include "bridge.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace miniature {
+namespace {
+
+void Append(const kvb::Ids& ids, std::vector<uint64_t>* out) {
+  out->insert(out->end(), ids.begin(), ids.end());
+}
+
+}  // namespace
+
+kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank) {
+  kvb_engine engine = kvb::engine(options.tokens_per_block);
+  engine.attention_dp = options.adp_owners > 0 ? 1 : 0;
+  engine.tp_rank = options.adp_owners > 0 ? options.adp_owner : rank;
+  engine.tp_size = options.adp_owners > 0 ? options.adp_owners : options.tp_size;
+  engine.ranks_on_node = engine.tp_size;
+  engine.serving = options.context_only ? KVB_SERVING_CONTEXT : KVB_SERVING_AGGREGATED;
+  engine.drafter = options.lookahead == 0   ? KVB_DRAFTER_NONE
+                   : options.lookahead == 1 ? KVB_DRAFTER_MTP_EAGLE
+                                            : KVB_DRAFTER_MTP_VANILLA;
+  engine.max_draft_len = static_cast<int32_t>(options.lookahead);
+  engine.draft_shares_cache = options.lookahead > 0 ? 1 : 0;
+  engine.device_kind = KVB_DEVICE_HOST;
+  return engine;
+}
+
+kvb::Layout DescribeLayout(const EngineOptions& options, const CacheMemory& cache) {
+  kvb::Layout layout = kvb::Layout::with_mapping();
+  uint32_t next_layer = 0;
+  for (size_t g = 0; g < options.groups.size(); ++g) {
+    const GroupSpec& spec = options.groups[g];
+    std::vector<uint32_t> layers(spec.pools.front().layers);
+    for (uint32_t& layer : layers) layer = next_layer++;
+    layout.add_group(spec.id, spec.window, "float16", "NHD", layers);
+    for (size_t p = 0; p < spec.pools.size(); ++p) {
+      const PoolSpec& from = spec.pools[p];
+      kvb_pool pool{};
+      pool.base = cache.PoolBase(g, p);
+      pool.num_blocks = options.blocks;
+      pool.num_layers = from.layers;
+      pool.kv_factor = from.kv_factor;
+      pool.block_size = options.tokens_per_block;
+      pool.element_bits = from.element_bits;
+      pool.layer_first = from.layer_first ? 1 : 0;
+      pool.replicated = from.replicated ? 1 : 0;
+      layout.add_pool(spec.id, pool);
+    }
+  }
+  return layout;
+}
+
+kvb_request DescribeRequest(const RequestSpec& spec, const int32_t* tokens, size_t count,
+                            bool context_only) {
+  kvb_request request = kvb::request(spec.id, kvb::tokens(tokens, count));
+  if (spec.cache_salt) {
+    request.has_cache_salt = 1;
+    request.cache_salt = kvb::bytes(*spec.cache_salt);
+  }
+  if (spec.lora) {
+    request.has_lora_identity = 1;
+    request.lora_identity = kvb::bytes(*spec.lora);
+  }
+  request.has_media = spec.has_media ? 1 : 0;
+  if (!spec.media_digests.empty()) {
+    request.media_digests = spec.media_digests.front().data();
+    request.media_count = spec.media_digests.size();
+  }
+  request.context_only = context_only ? 1 : 0;
+  return request;
+}
+
+Bridge::Bridge(const EngineOptions& options,
+               const std::vector<std::unique_ptr<CacheMemory>>& caches) {
+  if (!options.config_json) return;
+  const kvb::Config config = kvb::Config::from_json(*options.config_json);
+  for (uint32_t rank = 0; rank < caches.size(); ++rank) {
+    kvb::Worker worker = kvb::Worker::open(config, DescribeEngine(options, rank));
+    // The declarations are read before the cache manager is made. This engine arranges in any case
+    // what they can ask for: block-aligned reuse, failed loads, admission queries.
+    if (worker.declarations().prompt_lookahead != options.lookahead) {
+      throw std::runtime_error("the library derived another prompt lookahead");
+    }
+    worker.register_layout(DescribeLayout(options, *caches[rank]));
+    ranks_.push_back(Rank{std::move(worker), {}});
+  }
+  scheduler_ = kvb::Scheduler::beside(ranks_.front().worker, config, DescribeEngine(options, 0));
+}
+
+Bridge::~Bridge() {
+  // An engine that is thrown away early. What cannot be shut down in time is kept by the library.
+  for (Rank& rank : ranks_) kvb_worker_shutdown(rank.worker.get(), 10000);
+}
+
+uint64_t Bridge::Match(const kvb_request& request, uint64_t local_tokens) {
+  if (!connected()) return 0;
+  const kvb::Scheduler::Offer offer = scheduler_.match(request, local_tokens);
+  if (offer.is_async) throw std::runtime_error("this engine does not park requests");
+  return offer.tokens;
+}
+
+void Bridge::Allocated(uint64_t request_id, uint64_t honoured_tokens,
+                       const std::vector<kvb_group_pages>& pages) {
+  if (connected()) scheduler_.allocated(request_id, honoured_tokens, pages);
+}
+
+void Bridge::CancelLoad(uint64_t request_id, uint64_t from_token, uint64_t to_token) {
+  if (connected()) scheduler_.cancel_load(request_id, from_token, to_token);
+}
+
+void Bridge::Build(const std::vector<kvb_step>& steps) {
+  if (connected()) built_ = scheduler_.build(steps);
+}
+
+bool Bridge::PassHasLoads() const { return connected() && built_.summary().load_requests > 0; }
+
+void Bridge::Bind() {
+  if (!connected()) return;
+  if (ranks_.size() > 1) {
+    // What a broadcast between processes would carry.
+    const std::vector<uint8_t> broadcast = built_.encode();
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      ranks_[rank].metadata = kvb::Metadata::decode(broadcast);
+    }
+  }
+  ranks_[0].metadata = std::move(built_);
+  for (Rank& rank : ranks_) rank.worker.bind(rank.metadata);
+}
+
+void Bridge::StartLoad(void* stream) {
+  for (Rank& rank : ranks_) rank.worker.start_load(stream);
+}
+
+void Bridge::WaitForSave(void* stream) {
+  for (Rank& rank : ranks_) rank.worker.wait_for_save(stream);
+}
+
+std::vector<uint64_t> Bridge::TakeFailedLoads() {
+  std::vector<uint64_t> ids;
+  for (Rank& rank : ranks_) Append(rank.worker.take_failed_loads(), &ids);
+  return ids;
+}
+
+std::vector<uint64_t> Bridge::GetFinished(const std::vector<uint64_t>& finished_ids) {
+  std::vector<uint64_t> ids;
+  for (Rank& rank : ranks_) {
+    const kvb::Worker::Finished finished = rank.worker.get_finished(finished_ids);
+    if (!finished.loaded.empty()) {
+      throw std::runtime_error("a load was reported that nobody announced");
+    }
+    Append(finished.saved, &ids);
+  }
+  return ids;
+}
+
+std::vector<uint64_t> Bridge::TakeFailedAsyncLoads() {
+  std::vector<uint64_t> ids;
+  for (Rank& rank : ranks_) Append(rank.worker.take_failed_async_loads(), &ids);
+  return ids;
+}
+
+bool Bridge::Finished(uint64_t request_id, int32_t reason) {
+  return connected() && scheduler_.finished(request_id, reason);
+}
+
+void Bridge::Reset(uint64_t request_id) {
+  if (connected()) scheduler_.reset_request(request_id);
+}
+
+std::vector<kvb_stats> Bridge::Stats() const {
+  std::vector<kvb_stats> stats;
+  for (const Rank& rank : ranks_) stats.push_back(rank.worker.stats());
+  return stats;
+}
+
+void Bridge::Shutdown() {
+  for (Rank& rank : ranks_) rank.worker.shutdown(30000);
+}
+
+}  // namespace miniature

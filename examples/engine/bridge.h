@@ -1,0 +1,69 @@
+// Everything this engine says to kvbridge: one scheduler half and one worker half per rank.
+//
+// The methods are the roles of a pass; errors are exceptions (kvb::Error), views into handles are
+// copied. Without a configuration there is no pool, and every method gives the answer that an empty
+// pool would give.
+#ifndef KVBRIDGE_EXAMPLES_ENGINE_BRIDGE_H_
+#define KVBRIDGE_EXAMPLES_ENGINE_BRIDGE_H_
+
+#include <cstdint>
+#include <kvbridge/kvbridge.hpp>
+#include <memory>
+#include <vector>
+
+#include "cache_memory.h"
+#include "types.h"
+
+namespace miniature {
+
+kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank);
+kvb::Layout DescribeLayout(const EngineOptions& options, const CacheMemory& cache);
+// Borrows from `request` and `tokens`.
+kvb_request DescribeRequest(const RequestSpec& request, const int32_t* tokens, size_t count,
+                            bool context_only);
+
+class Bridge {
+ public:
+  // One rank per cache. The caches must outlive the bridge.
+  Bridge(const EngineOptions& options, const std::vector<std::unique_ptr<CacheMemory>>& caches);
+  ~Bridge();
+  Bridge(const Bridge&) = delete;
+  Bridge& operator=(const Bridge&) = delete;
+
+  bool connected() const { return static_cast<bool>(scheduler_); }
+
+  // The scheduler half, on the leader.
+  uint64_t Match(const kvb_request& request, uint64_t local_tokens);
+  void Allocated(uint64_t request_id, uint64_t honoured_tokens,
+                 const std::vector<kvb_group_pages>& pages);
+  void CancelLoad(uint64_t request_id, uint64_t from_token, uint64_t to_token);
+  void Build(const std::vector<kvb_step>& steps);
+  bool Finished(uint64_t request_id, int32_t reason);  // true: the pages must stay
+  void Reset(uint64_t request_id);
+  bool PassHasLoads() const;
+
+  // The worker half, on every rank. `Bind` broadcasts what `Build` made.
+  void Bind();
+  void StartLoad(void* stream);
+  void WaitForSave(void* stream);
+  std::vector<uint64_t> TakeFailedLoads();
+  // Ids whose saves are done, once per rank that says so.
+  std::vector<uint64_t> GetFinished(const std::vector<uint64_t>& finished_ids);
+  std::vector<uint64_t> TakeFailedAsyncLoads();
+
+  std::vector<kvb_stats> Stats() const;  // of each rank
+  void Shutdown();
+
+ private:
+  struct Rank {
+    kvb::Worker worker;
+    kvb::Metadata metadata;  // what is bound; the leader's own comes straight from Build
+  };
+  std::vector<Rank> ranks_;
+  kvb::Scheduler scheduler_;
+  kvb::Metadata built_;
+};
+
+}  // namespace miniature
+
+#endif  // KVBRIDGE_EXAMPLES_ENGINE_BRIDGE_H_

@@ -1,0 +1,56 @@
+#include "cache_memory.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace miniature {
+
+Mapping::Mapping(size_t bytes) : data_(nullptr), size_(bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw std::system_error(errno, std::generic_category(), "memory for a block pool");
+  }
+  data_ = static_cast<uint8_t*>(memory);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+
+CacheMemory::CacheMemory(const std::vector<GroupSpec>& groups, uint32_t blocks,
+                         uint32_t tokens_per_block) {
+  for (const GroupSpec& group : groups) {
+    std::vector<Pool>& pools = groups_.emplace_back();
+    for (const PoolSpec& spec : group.pools) {
+      const size_t row = size_t{tokens_per_block} * spec.element_bits / 8;
+      const size_t layer = row * spec.kv_factor;
+      const size_t bytes = layer * spec.layers * blocks;
+      const size_t block_stride = spec.layer_first ? layer : layer * spec.layers;
+      const size_t layer_stride = spec.layer_first ? layer * blocks : layer;
+      pools.push_back(Pool{Mapping(bytes), block_stride, layer_stride, row, spec});
+    }
+  }
+}
+
+uint64_t CacheMemory::PoolBase(size_t group, size_t pool) const {
+  return reinterpret_cast<uintptr_t>(groups_[group][pool].memory.data());
+}
+
+void CacheMemory::FillGarbage(size_t group, int32_t page) const {
+  for (size_t pool = 0; pool < groups_[group].size(); ++pool) {
+    const Pool& p = groups_[group][pool];
+    for (uint32_t layer = 0; layer < p.spec.layers; ++layer) {
+      std::memset(Row(group, pool, page, layer, 0), 0xA5, p.row_bytes * p.spec.kv_factor);
+    }
+  }
+}
+
+}  // namespace miniature

@@ -287,3 +287,6 @@ impl Terms {
         digest
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -290,3 +290,6 @@ impl Terms {
         digest
     }
 }
+
+#[cfg(test)]
+mod tests;

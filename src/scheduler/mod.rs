@@ -9,12 +9,13 @@
 //!
 //! - `offer.rs`: match, allocated, cancel_load — what to load
 //! - `pass.rs`: build — what travels with a pass
-//! - `record.rs`: what is known of one request
+//! - `record.rs`: what is known of one request; `records.rs`: of all
 //! - `report.rs`: what the worker says became of earlier passes; finished and reset
 
 mod offer;
 mod pass;
 mod record;
+mod records;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use crate::keys::{Scope, Tokens};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::Recycler;
 use record::Record;
+use records::Records;
 
 /// A request as it comes to the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -117,7 +119,9 @@ struct PassLog {
 pub struct Scheduler {
     terms: Terms,
     link: Arc<dyn LocalWorker>,
-    records: HashMap<u64, Record>,
+    records: Records,
+    /// For each step of the pass being built, where its request's record lies.
+    places: Vec<Option<u32>>,
     /// Records of ended requests, kept for their memory.
     spares: Vec<Record>,
     last_generation: u64,
@@ -148,7 +152,8 @@ impl Scheduler {
         Ok(Self {
             terms,
             link,
-            records: HashMap::new(),
+            records: Records::default(),
+            places: Vec::new(),
             spares: Vec::new(),
             last_generation: 0,
             pass: 0,

@@ -269,6 +269,7 @@ impl Terms {
     fn digest(&self, config: &Config) -> [u8; 16] {
         let mut hasher = blake3::Hasher::new_derive_key("kvbridge 1 metadata");
         for text in [
+            self.role.name(),
             self.scheme.name(),
             config.namespace(),
             config.model_key(),

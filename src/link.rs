@@ -11,7 +11,7 @@ pub struct GroupInfo {
     pub slots: u64,
 }
 
-/// A block whose save failed in the pool.
+/// A block in one life of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOf {
     /// The engine's id of the request.

@@ -213,8 +213,9 @@ impl Metadata {
         let (hash_bytes, groups) = (self.hash_bytes as usize, self.groups.len());
         transfers.runs.iter().map(move |run| {
             let blocks = run.blocks as usize;
-            let (own_hashes, rest) = hashes.split_at(blocks * hash_bytes);
-            let (own_pages, other) = pages.split_at(blocks * groups);
+            // Blocks that were pushed with too few bytes or pages leave the last runs short.
+            let (own_hashes, rest) = split(hashes, blocks * hash_bytes);
+            let (own_pages, other) = split(pages, blocks * groups);
             (hashes, pages) = (rest, other);
             RunView {
                 run,
@@ -337,6 +338,11 @@ impl Metadata {
             home: Weak::new(),
         })
     }
+}
+
+/// The first `count` elements, or as many as there are, and the rest.
+fn split<T>(list: &[T], count: usize) -> (&[T], &[T]) {
+    list.split_at(count.min(list.len()))
 }
 
 /// Lists are bounded by the 32-bit block ordinals and counts that feed them.

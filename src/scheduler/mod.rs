@@ -21,6 +21,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -95,6 +96,10 @@ pub enum FinishReason {
     Preempted,
 }
 
+/// Number of the newest life of any request. One count for the process: a worker that outlives its
+/// scheduler must not take the next one's requests for those that it has reported.
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+
 /// What one pass asked the workers to do for one request, until its fate is known.
 #[derive(Debug, Clone, Copy)]
 struct Emitted {
@@ -104,6 +109,14 @@ struct Emitted {
     saved_up_to: Option<u32>,
     /// The pass carried the request's load.
     load: bool,
+}
+
+/// A block that the pool says it has and that did not arrive.
+#[derive(Debug, Clone, Copy)]
+struct FailedBlock {
+    block: u32,
+    /// Tells the prompt that lost it from another one that comes under the same id.
+    hash: [u8; 32],
 }
 
 /// One built pass whose fate is not known.
@@ -120,7 +133,6 @@ pub struct Scheduler {
     records: HashMap<u64, Record>,
     /// Records of ended requests, kept for their memory.
     spares: Vec<Record>,
-    last_generation: u64,
     /// Number of the pass built last.
     pass: u64,
     /// Counts calls of `build`, also failed ones.
@@ -128,7 +140,7 @@ pub struct Scheduler {
     logs: VecDeque<PassLog>,
     spare_logs: Vec<PassLog>,
     /// Per request id: the first block whose load failed, until the request ended.
-    failed_from: HashMap<u64, u32>,
+    failed_from: HashMap<u64, FailedBlock>,
     /// Ids whose pages the engine was told to keep, until the local worker reported them.
     pinned: HashSet<u64>,
     report: Report,
@@ -150,7 +162,6 @@ impl Scheduler {
             link,
             records: HashMap::new(),
             spares: Vec::new(),
-            last_generation: 0,
             pass: 0,
             build_calls: 0,
             logs: VecDeque::new(),

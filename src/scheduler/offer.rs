@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 use std::sync::Once;
+use std::sync::atomic::Ordering;
 
 use super::record::{Load, Offered, Record, Stage, position};
-use super::{GroupPages, Offer, Request, Scheduler};
-use crate::error::{Result, bail};
+use super::{FailedBlock, GENERATIONS, GroupPages, Offer, Request, Scheduler};
+use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Chain, Scope, Seed, TokenDigest, seed};
+use crate::link::GroupInfo;
 
 const NOTHING: Offer = Offer {
     tokens: 0,
@@ -26,6 +28,13 @@ impl Scheduler {
             bail!(
                 InvalidArgument,
                 "request {}: local_tokens = {local_tokens} of a prompt of {prompt_tokens} tokens",
+                request.id
+            );
+        }
+        if prompt_tokens / self.block_tokens() > u64::from(u32::MAX) {
+            bail!(
+                OutOfRange,
+                "request {}: a prompt of {prompt_tokens} tokens has more than 2^32 blocks",
                 request.id
             );
         }
@@ -81,15 +90,22 @@ impl Scheduler {
                 Record::new(chain, seed)
             }
         };
-        record.renew(self.last_generation + 1, seed);
+        record.renew(GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1, seed);
         // May refuse a token: nothing was changed before it.
         record.chain.extend(request.prompt)?;
         record.prompt_tokens = digest.count();
         record.prompt_digest = digest.value();
         record.tokens = digest.count();
-        // Never equal to a number of passes: the pool was not asked yet.
-        record.offered.asked_after = u64::MAX;
-        self.last_generation += 1;
+        // Saves of an earlier life that nobody ended may still be in flight under this id.
+        record.ever_saved = self
+            .records
+            .get(&request.id)
+            .is_some_and(|earlier| earlier.ever_saved);
+        if let Some(failed) = self.failed_from.get(&request.id)
+            && !failed.is_in(&record.chain)
+        {
+            self.failed_from.remove(&request.id);
+        }
         self.drop_record(request.id);
         self.records.insert(request.id, record);
         Ok(())
@@ -101,44 +117,55 @@ impl Scheduler {
         let Some(record) = self.records.get(&id) else {
             return 0;
         };
-        if !self.terms.role.reads() || !local.is_multiple_of(size) {
-            return 0;
+        let mut offered = record.offered.clone();
+        let end = if self.terms.role.reads() && local.is_multiple_of(size) {
+            self.answer(id, record, &mut offered, local)
+        } else {
+            local
+        };
+        offered.open = local..end;
+        if let Some(record) = self.records.get_mut(&id)
+            && record.stage == Stage::Matched
+        {
+            record.offered = offered;
         }
+        end - local
+    }
+
+    /// Where the stored prefix beyond `local` ends, as far as it may be offered. Asks the pool what
+    /// is not remembered.
+    fn answer(&self, id: u64, record: &Record, offered: &mut Offered, local: u64) -> u64 {
+        let size = self.block_tokens();
         // At least one token stays to compute.
         let mut usable =
             (record.prompt_tokens.saturating_sub(1) / size).min(record.chain.block_count() as u64);
-        if let Some(&failed) = self.failed_from.get(&id) {
-            usable = usable.min(u64::from(failed));
+        if let Some(failed) = self.failed_from.get(&id) {
+            usable = usable.min(u64::from(failed.block));
         }
         let usable = usable * size;
-        let last = record.offered.range.clone();
-        let remembered =
-            record.stage == Stage::Allocated || record.offered.asked_after == self.pass;
-        let end = if !remembered {
-            local + self.stored(record, local..usable)
-        } else if local >= last.start {
-            last.end.max(local)
-        } else {
-            // The local match shrank: the part before the remembered offer is asked for.
-            let before = self.stored(record, local..last.start);
-            if before == last.start - local {
-                last.end
-            } else {
-                local + before
-            }
-        };
-        // A failure heard of since the pool was asked cuts a remembered offer as well.
-        let end = end.min(usable.max(local));
-        let (stage, pass) = (record.stage, self.pass);
-        if let Some(record) = self.records.get_mut(&id)
-            && stage == Stage::Matched
-        {
-            record.offered = Offered {
-                range: local..end,
-                asked_after: pass,
+        if record.stage == Stage::Matched && offered.asked_after != Some(self.pass) {
+            *offered = Offered {
+                known: local..local + self.stored(record, local..usable),
+                asked_after: Some(self.pass),
+                ..Offered::default()
             };
         }
-        end - local
+        let remembers = |before: &Range<u64>| (before.start..=before.end).contains(&local);
+        if local < offered.known.start && !offered.before.as_ref().is_some_and(remembers) {
+            // The local match shrank: the part before what is known is asked for.
+            let end = local + self.stored(record, local..offered.known.start);
+            if end == offered.known.start {
+                offered.known.start = local;
+            } else {
+                offered.before = Some(local..end);
+            }
+        }
+        let end = match &offered.before {
+            Some(before) if local < offered.known.start => before.end,
+            _ => offered.known.end,
+        };
+        // A failure heard of since the pool was asked cuts a remembered answer as well.
+        end.min(usable).max(local)
     }
 
     /// Tokens of `range` (whole blocks) that are stored from its start on.
@@ -187,7 +214,7 @@ impl Scheduler {
                 "request {request_id}: {honoured_tokens} tokens are honoured, but it is already running"
             );
         }
-        let offered = &record.offered.range;
+        let offered = &record.offered.open;
         if !honoured_tokens.is_multiple_of(size) || honoured_tokens > offered.end - offered.start {
             bail!(
                 InvalidArgument,
@@ -230,13 +257,13 @@ impl Scheduler {
         let open = match &record.load {
             Some(load) => u64::from(load.blocks.start) * size..u64::from(load.blocks.end) * size,
             None if record.stage == Stage::Allocated => {
-                record.offered.range.start..record.offered.range.start
+                record.offered.open.start..record.offered.open.start
             }
-            None => record.offered.range.clone(),
+            None => record.offered.open.clone(),
         };
         let left = remaining(&open, from..to, size).ok_or_else(|| {
-            crate::error::Error::new(
-                crate::error::Kind::InvalidArgument,
+            Error::new(
+                Kind::InvalidArgument,
                 format!(
                     "request {request_id}: tokens {from} … {to} are no whole-block head or tail of the offer {} … {}",
                     open.start, open.end
@@ -250,7 +277,7 @@ impl Scheduler {
                     record.load = None;
                 }
             }
-            None => record.offered.range = left,
+            None => record.offered.open = left,
         }
         Ok(())
     }
@@ -280,7 +307,7 @@ fn check_destinations(
     id: u64,
     record: &Record,
     reported: &[GroupPages<'_>],
-    groups: &[crate::link::GroupInfo],
+    groups: &[GroupInfo],
     blocks: Range<u32>,
 ) -> Result<()> {
     for group in groups {
@@ -304,6 +331,22 @@ fn check_destinations(
         }
     }
     Ok(())
+}
+
+impl FailedBlock {
+    /// The block of `chain` with this ordinal.
+    pub(super) fn new(block: u32, chain: &Chain) -> Option<Self> {
+        let known = chain.hash(block as usize)?;
+        let mut hash = [0; 32];
+        hash.get_mut(..known.len())?.copy_from_slice(known);
+        Some(Self { block, hash })
+    }
+
+    /// Whether the chain goes through the block that failed.
+    fn is_in(&self, chain: &Chain) -> bool {
+        let hash = chain.hash(self.block as usize).unwrap_or_default();
+        !hash.is_empty() && self.hash.starts_with(hash)
+    }
 }
 
 fn warn_about_media() {

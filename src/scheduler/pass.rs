@@ -75,6 +75,18 @@ impl Scheduler {
                 "request {id}: computed_position = {position}, but only {known} tokens were reported"
             );
         }
+        if known / size > u64::from(u32::MAX) {
+            bail!(
+                OutOfRange,
+                "request {id}: {known} tokens have more than 2^32 blocks"
+            );
+        }
+        if record.load.is_some() && groups.is_empty() {
+            bail!(
+                BadState,
+                "request {id}: its pages are to be loaded, but no layout is registered; reset it"
+            );
+        }
         let restored = match &record.load {
             None => 0,
             Some(load) => {
@@ -155,7 +167,7 @@ impl Scheduler {
             }
         }
         let mut saved_up_to = None;
-        if self.terms.role.writes() {
+        if self.terms.role.writes() && !record.spoilt {
             let tokens = step.computed_position + restored + step.scheduled_tokens;
             let frontier = (tokens / size)
                 .min(record.chain.block_count() as u64)
@@ -195,6 +207,8 @@ fn emit_saves(
 ) {
     let before = saves.runs().len();
     let mut retries = std::mem::take(&mut record.retries);
+    // What is not confirmed is emitted below in any case.
+    retries.retain(|retry| retry.block < record.confirmed);
     for retry in &mut retries {
         if record.has_pages(groups, retry.block) {
             emit(saves, record, id, groups, retry.block..retry.block + 1);

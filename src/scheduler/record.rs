@@ -21,12 +21,17 @@ pub(super) enum Stage {
     Running,
 }
 
-/// The last answer of the pool, in absolute prompt tokens.
+/// The offer and what the pool said behind it, in absolute prompt tokens.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Offered {
-    pub range: Range<u64>,
-    /// Number of the pass built last when the pool was asked.
-    pub asked_after: u64,
+    /// What the engine was last told, less what it gave back.
+    pub open: Range<u64>,
+    /// What the pool said is stored: the answers end where this ends.
+    pub known: Range<u64>,
+    /// An answer about tokens before `known`, after the local match had shrunk, that does not reach it.
+    pub before: Option<Range<u64>>,
+    /// Number of the pass built last when the pool was asked; `None`: it was not asked yet.
+    pub asked_after: Option<u64>,
 }
 
 /// A settled offer that is not spent yet, in blocks.
@@ -65,7 +70,10 @@ pub(super) struct Record {
     /// Blocks below it were queued for saving, or need not be.
     pub confirmed: u32,
     pub retries: Vec<Retry>,
+    /// A save was emitted: pages may be in flight on some rank until it is reported.
     pub ever_saved: bool,
+    /// Pages that count as computed were lost: nothing behind them may be published.
+    pub spoilt: bool,
     /// The call of `build` that saw it last.
     pub seen_in: u64,
 }
@@ -87,6 +95,7 @@ impl Record {
             confirmed: 0,
             retries: Vec::new(),
             ever_saved: false,
+            spoilt: false,
             seen_in: 0,
         }
     }
@@ -107,6 +116,7 @@ impl Record {
         self.confirmed = 0;
         self.retries.clear();
         self.ever_saved = false;
+        self.spoilt = false;
         self.seen_in = 0;
     }
 

@@ -1,7 +1,7 @@
 //! What became of earlier passes, and the end of requests.
 
 use super::record::{Retry, SPARES};
-use super::{FinishReason, Scheduler};
+use super::{FailedBlock, FinishReason, Scheduler};
 
 impl Scheduler {
     /// Takes the local worker's report. Every call of the engine's begins with it, so that a
@@ -32,13 +32,16 @@ impl Scheduler {
                 }
             }
             for failed in &report.failed_loads {
-                let record = self.records.get(&failed.request_id);
-                if record.is_some_and(|record| record.generation == failed.generation) {
-                    let first = self
-                        .failed_from
-                        .entry(failed.request_id)
-                        .or_insert(u32::MAX);
-                    *first = failed.block.min(*first);
+                let record = self.records.get_mut(&failed.request_id);
+                if let Some(record) = record.filter(|record| record.generation == failed.generation)
+                {
+                    record.spoilt = true;
+                    if let Some(found) = FailedBlock::new(failed.block, &record.chain) {
+                        let first = self.failed_from.entry(failed.request_id).or_insert(found);
+                        if found.block < first.block {
+                            *first = found;
+                        }
+                    }
                 }
             }
             for id in &report.released {

@@ -37,15 +37,15 @@ impl Finished {
         }
     }
 
-    /// Takes an announcement about all lives of `id` up to `generation` (of the bound metadata) and
-    /// those that are queued. An id that is announced already stays with the later generation.
-    pub fn announce(&mut self, id: u64, bound: Option<u64>) {
+    /// Takes an announcement about all lives of `id` up to `newest`, and those that are queued. An id
+    /// that is announced already stays with the later generation.
+    pub fn announce(&mut self, id: u64, newest: u64) {
         let queued = self
             .queued
             .range((id, 0)..=(id, u64::MAX))
             .next_back()
             .map(|(life, _)| life.1);
-        let last = queued.max(bound).unwrap_or(0);
+        let last = queued.map_or(newest, |queued| queued.max(newest));
         let generation = self.announced.entry(id).or_insert(last);
         *generation = last.max(*generation);
         // Looked at by the next `report`, as if it had just drained.
@@ -94,7 +94,7 @@ mod tests {
         finished.begin((1, 1));
         finished.end((1, 1));
         assert!(reported(&mut finished).is_empty());
-        finished.announce(1, None);
+        finished.announce(1, 0);
         assert_eq!(reported(&mut finished), [1]);
         assert!(reported(&mut finished).is_empty());
     }
@@ -105,7 +105,7 @@ mod tests {
         for _ in 0..3 {
             finished.begin((1, 1));
         }
-        finished.announce(1, None);
+        finished.announce(1, 0);
         finished.end((1, 1));
         finished.end((1, 1));
         assert!(reported(&mut finished).is_empty());
@@ -117,11 +117,11 @@ mod tests {
     fn a_later_life_does_not_hold_an_earlier_one_back() {
         let mut finished = Finished::default();
         finished.begin((1, 1));
-        finished.announce(1, None);
+        finished.announce(1, 0);
         finished.begin((1, 2));
         finished.end((1, 1));
         assert_eq!(reported(&mut finished), [1]);
-        finished.announce(1, None);
+        finished.announce(1, 0);
         assert!(reported(&mut finished).is_empty());
         finished.end((1, 2));
         assert_eq!(reported(&mut finished), [1]);
@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn two_announcements_before_the_report_are_one() {
         let mut finished = Finished::default();
-        finished.announce(7, None);
-        finished.announce(7, None);
+        finished.announce(7, 0);
+        finished.announce(7, 0);
         assert_eq!(reported(&mut finished), [7]);
     }
 }

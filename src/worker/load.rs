@@ -4,36 +4,40 @@ use std::sync::Arc;
 
 use super::Worker;
 use super::mover::Mover;
+use super::plan::PagePlan;
 use crate::device::memory::recycle_targets;
 use crate::device::{PageRef, Stream};
 use crate::error::{Error, Kind, Result, bail};
 use crate::keys::Keys;
 use crate::link::BlockOf;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, Run};
 use crate::page::{Verdict, verify};
 use crate::store::{GetOutcome, Pieces};
 
-/// One page of a batch: where it goes and whose it is.
+/// One page of a batch: what it is and whose.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
-    kind: u16,
-    block: u32,
-    request_id: u64,
-    generation: u64,
+    /// Position in the plan's kinds.
+    kind: usize,
+    block: BlockOf,
 }
 
-/// The lists of one batch, kept for the next.
+/// The lists of one batch, kept for the next, and what is known of the loads of one metadata.
 #[derive(Default)]
 pub(super) struct LoadScratch {
     keys: Keys,
     pages: Vec<PageRef>,
     wanted: Vec<Wanted>,
     outcomes: Vec<GetOutcome>,
-    /// Requests that lost a page in this metadata, with the first block that failed.
+    /// Per page of the batch: it is in its slot, complete and intact.
+    whole: Vec<bool>,
+    /// Requests that lost a page in this metadata, each with the first block that failed.
     lost: Vec<BlockOf>,
-    /// What the error of a load says: the first missing key.
-    first_missing: Option<String>,
-    failed_pages: u64,
+    /// What the error of a load says: the first page that failed, and how.
+    first_failure: Option<String>,
+    /// Pages that the metadata asks for, and those of them that are in the cache.
+    wanted_pages: u64,
+    landed_pages: u64,
     landed_bytes: u64,
 }
 
@@ -41,8 +45,9 @@ impl LoadScratch {
     fn begin(&mut self) {
         self.clear_batch();
         self.lost.clear();
-        self.first_missing = None;
-        self.failed_pages = 0;
+        self.first_failure = None;
+        self.wanted_pages = 0;
+        self.landed_pages = 0;
         self.landed_bytes = 0;
     }
 
@@ -50,25 +55,39 @@ impl LoadScratch {
         self.keys.clear();
         self.pages.clear();
         self.wanted.clear();
+        self.whole.clear();
     }
 
     fn is_lost(&self, request_id: u64) -> bool {
         self.lost.iter().any(|lost| lost.request_id == request_id)
     }
 
-    fn lose(&mut self, wanted: Wanted) {
+    fn lose(&mut self, block: BlockOf, why: impl FnOnce() -> String) {
+        self.first_failure.get_or_insert_with(why);
         match self
             .lost
             .iter_mut()
-            .find(|lost| lost.request_id == wanted.request_id)
+            .find(|lost| lost.request_id == block.request_id)
         {
-            Some(lost) => lost.block = lost.block.min(wanted.block),
-            None => self.lost.push(BlockOf {
-                request_id: wanted.request_id,
-                generation: wanted.generation,
-                block: wanted.block,
-            }),
+            Some(lost) => lost.block = lost.block.min(block.block),
+            None => self.lost.push(block),
         }
+    }
+
+    /// Leaves only those pages in the batch that are whole and whose request lost none so far; the
+    /// bytes of their payloads.
+    fn keep_whole(&mut self, plan: &PagePlan) -> u64 {
+        let (mut kept, mut bytes) = (0, 0);
+        for number in 0..self.pages.len() {
+            let wanted = self.wanted[number];
+            if self.whole[number] && !self.is_lost(wanted.block.request_id) {
+                bytes += plan.kinds[wanted.kind].payload;
+                self.pages[kept] = self.pages[number];
+                kept += 1;
+            }
+        }
+        self.pages.truncate(kept);
+        bytes
     }
 }
 
@@ -127,54 +146,70 @@ impl Worker {
         scratch: &mut LoadScratch,
     ) {
         let hash_bytes = self.shared.terms.hash_bytes();
-        let kinds = &mover.plan.kinds;
+        let kinds = mover.plan.kinds.len() as u64;
         for view in metadata.views(metadata.loads()) {
             let run = view.run;
+            if self.is_dropped(run) {
+                continue;
+            }
+            scratch.wanted_pages += u64::from(run.blocks) * kinds;
             let blocks = view
                 .hashes
                 .chunks_exact(hash_bytes)
-                .zip(view.pages.chunks_exact(metadata.groups().len()));
-            for (number, (hash, pages)) in blocks.enumerate() {
+                .zip(view.pages.chunks_exact(metadata.groups().len().max(1)));
+            for ((hash, pages), number) in blocks.zip(0..) {
                 if scratch.is_lost(run.request_id) {
                     break;
                 }
-                for (position, kind) in kinds.iter().enumerate() {
-                    let wanted = Wanted {
-                        kind: position as u16,
-                        block: run.first_block + number as u32,
-                        request_id: run.request_id,
-                        generation: run.generation,
-                    };
-                    let index = pages.get(usize::from(kind.group)).copied().unwrap_or(-1);
-                    let page = PageRef {
-                        group: kind.group,
-                        part: kind.part,
-                        index,
-                        slot: scratch.pages.len() as u32,
-                    };
-                    // An index that is no page was refused by the scheduler; another rank's layout may be smaller.
-                    if let Err(error) = mover
-                        .check(&page)
-                        .and_then(|()| scratch.keys.push_key(&kind.own, hash))
-                    {
-                        tracing::warn!(
-                            "request {}: block {}: {error}",
-                            run.request_id,
-                            wanted.block
-                        );
-                        scratch.failed_pages += 1;
-                        scratch.lose(wanted);
-                        break;
-                    }
-                    scratch.pages.push(page);
-                    scratch.wanted.push(wanted);
-                    if scratch.pages.len() == mover.batch {
-                        self.load_batch(mover, stream, scratch);
-                    }
-                }
+                let block = BlockOf {
+                    request_id: run.request_id,
+                    generation: run.generation,
+                    block: run.first_block.saturating_add(number),
+                };
+                self.load_block(mover, stream, scratch, block, hash, pages);
             }
         }
         self.load_batch(mover, stream, scratch);
+    }
+
+    /// Adds the pages of one block; loads the batch whenever it is full.
+    fn load_block(
+        &mut self,
+        mover: &Mover,
+        stream: Stream,
+        scratch: &mut LoadScratch,
+        block: BlockOf,
+        hash: &[u8],
+        pages: &[i32],
+    ) {
+        for (number, kind) in mover.plan.kinds.iter().enumerate() {
+            let page = PageRef {
+                group: kind.group,
+                part: kind.part,
+                index: pages.get(usize::from(kind.group)).copied().unwrap_or(-1),
+                // Below the batch size, which is a u32.
+                slot: scratch.pages.len() as u32,
+            };
+            // An index that is no page was refused by the scheduler; another rank's layout may be smaller.
+            let checked = mover
+                .check(&page)
+                .and_then(|()| scratch.keys.push_key(&kind.own, hash));
+            if let Err(error) = checked {
+                scratch.lose(block, || error.to_string());
+                return;
+            }
+            scratch.pages.push(page);
+            scratch.wanted.push(Wanted {
+                kind: number,
+                block,
+            });
+            if scratch.pages.len() == mover.batch {
+                self.load_batch(mover, stream, scratch);
+                if scratch.is_lost(block.request_id) {
+                    return;
+                }
+            }
+        }
     }
 
     /// Gets one batch into the slots, judges every page, and scatters those that are whole.
@@ -185,14 +220,14 @@ impl Worker {
         let plan = &mover.plan;
         let stats = &self.shared.stats;
         let mut slots = mover.load_slots.lock();
-        let object_bytes =
-            |wanted: &Wanted| plan.object_bytes(plan.kinds[usize::from(wanted.kind)].payload);
         let mut targets = recycle_targets(std::mem::take(&mut *mover.load_targets.lock()));
         targets.extend(
             slots
                 .slots_mut()
                 .zip(&scratch.wanted)
-                .map(|(slot, wanted)| (&mut slot[..object_bytes(wanted) as usize]).into()),
+                .map(|(slot, wanted)| {
+                    (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
+                }),
         );
         self.shared.store.get(
             &scratch.keys,
@@ -211,89 +246,70 @@ impl Worker {
         }
         for number in 0..scratch.pages.len() {
             let wanted = scratch.wanted[number];
-            let payload = plan.kinds[usize::from(wanted.kind)].payload as usize;
-            let object = object_bytes(&wanted);
             let outcome = scratch.outcomes.get(number).copied();
-            let whole = outcome == Some(GetOutcome::Landed(object))
-                && (!plan.sealed() || {
-                    let slot = slots.slot(number as u32).unwrap_or_default();
-                    let bytes = slot.get(..object as usize).unwrap_or_default();
-                    let verdict = verify(scratch.keys.get(number), bytes, payload);
-                    if verdict != Verdict::Intact {
-                        stats.bad_seals.add(1);
-                        tracing::warn!(
-                            "page {} is damaged ({verdict:?}) and was not loaded",
-                            String::from_utf8_lossy(scratch.keys.get(number))
-                        );
-                    }
-                    verdict == Verdict::Intact
-                });
-            if !whole {
-                scratch.failed_pages += 1;
-                stats.failed_load_pages.add(1);
-                if scratch.first_missing.is_none() {
-                    let key = String::from_utf8_lossy(scratch.keys.get(number));
-                    scratch.first_missing = Some(format!("{key} ({outcome:?})"));
-                }
-                scratch.lose(wanted);
+            let object = plan.object_bytes(wanted.kind);
+            let mut verdict = Verdict::Intact;
+            if outcome == Some(GetOutcome::Landed(object)) && plan.sealed() {
+                let slot = slots.slot(number as u32).unwrap_or_default();
+                let bytes = slot.get(..object as usize).unwrap_or_default();
+                let payload = plan.kinds[wanted.kind].payload as usize;
+                verdict = verify(scratch.keys.get(number), bytes, payload);
             }
-            // Marked for the pass below; a lost request's other pages are left out as well.
-            if !whole {
-                scratch.wanted[number].kind = u16::MAX;
-            }
-        }
-        let mut kept = 0;
-        for number in 0..scratch.pages.len() {
-            let wanted = scratch.wanted[number];
-            if wanted.kind == u16::MAX || scratch.is_lost(wanted.request_id) {
+            let whole = outcome == Some(GetOutcome::Landed(object)) && verdict == Verdict::Intact;
+            scratch.whole.push(whole);
+            if whole {
                 continue;
             }
-            let payload = plan.kinds[usize::from(wanted.kind)].payload;
-            scratch.landed_bytes += payload;
-            stats.loaded_pages.add(1);
-            stats.loaded_bytes.add(payload);
-            scratch.pages[kept] = scratch.pages[number];
-            kept += 1;
+            let key = String::from_utf8_lossy(scratch.keys.get(number)).into_owned();
+            let why = match (verdict, outcome) {
+                (Verdict::Intact, Some(outcome)) => format!("{key} ({outcome:?})"),
+                (Verdict::Intact, None) => format!("{key} (no answer)"),
+                (verdict, _) => {
+                    stats.bad_seals.add(1);
+                    tracing::warn!("page {key} is damaged ({verdict:?}) and was not loaded");
+                    format!("{key} ({verdict:?})")
+                }
+            };
+            scratch.lose(wanted.block, || why);
         }
-        scratch.pages.truncate(kept);
-        if let Err(error) = mover.memory.scatter(stream, &scratch.pages, &mut slots) {
+        let bytes = scratch.keep_whole(plan);
+        match mover.memory.scatter(stream, &scratch.pages, &mut slots) {
+            Ok(()) => {
+                scratch.landed_pages += scratch.pages.len() as u64;
+                scratch.landed_bytes += bytes;
+            }
             // Nothing of this batch can be trusted to be in the cache.
-            tracing::error!("load: {error}");
-            for number in 0..scratch.wanted.len() {
-                let wanted = scratch.wanted[number];
-                scratch.failed_pages += 1;
-                scratch.lose(wanted);
+            Err(error) => {
+                for number in 0..scratch.wanted.len() {
+                    let block = scratch.wanted[number].block;
+                    scratch.lose(block, || error.to_string());
+                }
             }
         }
         scratch.clear_batch();
     }
 
-    /// Draws the consequences of lost pages.
+    /// Counts what was loaded and draws the consequences of lost pages.
     fn settle_loads(&mut self, scratch: &LoadScratch) -> Result<()> {
+        let stats = &self.shared.stats;
+        stats.loaded_pages.add(scratch.landed_pages);
+        stats.loaded_bytes.add(scratch.landed_bytes);
         if scratch.lost.is_empty() {
             return Ok(());
         }
-        let missing = scratch
-            .first_missing
-            .as_deref()
-            .unwrap_or("none was asked for");
+        let failed = scratch.wanted_pages.saturating_sub(scratch.landed_pages);
+        stats.failed_load_pages.add(failed);
+        stats.failed_load_requests.add(scratch.lost.len() as u64);
         let text = format!(
-            "load: {} pages did not arrive, {} bytes landed; first missing: {missing}",
-            scratch.failed_pages, scratch.landed_bytes
+            "load: {failed} pages did not arrive, {} bytes landed; first: {}",
+            scratch.landed_bytes,
+            scratch.first_failure.as_deref().unwrap_or_default()
         );
-        self.shared
-            .stats
-            .failed_load_requests
-            .add(scratch.lost.len() as u64);
         self.shared
             .report(|report| report.failed_loads.extend_from_slice(&scratch.lost));
         if let Some(bound) = &mut self.bound {
-            bound.drop_saves(
-                scratch
-                    .lost
-                    .iter()
-                    .map(|lost| (lost.request_id, lost.generation)),
-            );
+            let lives = scratch.lost.iter();
+            bound.drop_lives(lives.map(|lost| (lost.request_id, lost.generation)));
         }
         if !self.shared.terms.restarts_requests() {
             bail!(
@@ -303,9 +319,22 @@ impl Worker {
             );
         }
         tracing::warn!("{text}; {} requests are handed back", scratch.lost.len());
-        self.failed_loads
-            .extend(scratch.lost.iter().map(|lost| lost.request_id));
+        for lost in &scratch.lost {
+            self.hand_back(lost.request_id);
+        }
         Ok(())
+    }
+
+    fn is_dropped(&self, run: &Run) -> bool {
+        self.bound
+            .as_ref()
+            .is_some_and(|bound| bound.is_dropped(run))
+    }
+
+    fn hand_back(&mut self, request_id: u64) {
+        if !self.failed_loads.contains(&request_id) {
+            self.failed_loads.push(request_id);
+        }
     }
 
     /// Loads of the bound metadata that never started count as failed: their requests are handed
@@ -316,26 +345,28 @@ impl Worker {
             return None;
         }
         let metadata = Arc::clone(&bound.metadata);
-        let runs = metadata.loads().runs();
-        if runs.is_empty() {
-            return None;
+        let mut requests = 0;
+        for run in metadata.loads().runs() {
+            if self.is_dropped(run) {
+                continue;
+            }
+            requests += 1;
+            if let Some(bound) = &mut self.bound {
+                bound.drop_lives(std::iter::once((run.request_id, run.generation)));
+            }
+            if self.shared.terms.restarts_requests() {
+                self.hand_back(run.request_id);
+            }
         }
-        bound.drop_saves(runs.iter().map(|run| (run.request_id, run.generation)));
-        self.shared
-            .stats
-            .failed_load_requests
-            .add(runs.len() as u64);
-        if self.shared.terms.restarts_requests() {
-            self.failed_loads
-                .extend(runs.iter().map(|run| run.request_id));
+        self.shared.stats.failed_load_requests.add(requests);
+        if requests == 0 || self.shared.terms.restarts_requests() {
             return None;
         }
         Some(Error::new(
             Kind::LoadFailed,
             format!(
-                "pass {}: the loads of {} requests were never started, but their tokens were already reported as computed",
-                metadata.pass(),
-                runs.len()
+                "pass {}: the loads of {requests} requests were never started, but their tokens were already reported as computed",
+                metadata.pass()
             ),
         ))
     }

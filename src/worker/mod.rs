@@ -32,7 +32,7 @@ use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, Run};
 use crate::stats::Stats;
 use crate::store::Store;
 use finished::Life;
@@ -47,17 +47,26 @@ struct Bound {
     metadata: Arc<Metadata>,
     loads_started: bool,
     saves_taken: bool,
-    /// Lives whose saves must not be queued.
+    /// Lives whose transfers must not begin any more.
     dropped: Vec<Life>,
 }
 
 impl Bound {
-    fn is_dropped(&self, request_id: u64, generation: u64) -> bool {
-        self.dropped.contains(&(request_id, generation))
+    fn is_dropped(&self, run: &Run) -> bool {
+        self.dropped.contains(&(run.request_id, run.generation))
     }
 
-    /// Takes saves out; doing it again changes nothing.
-    fn drop_saves(&mut self, lives: impl Iterator<Item = Life>) {
+    /// The newest life of `id` that the metadata names.
+    fn newest_life(&self, id: u64) -> Option<u64> {
+        let lists = [self.metadata.loads(), self.metadata.saves()];
+        let runs = lists.into_iter().flat_map(|list| list.runs());
+        runs.filter(|run| run.request_id == id)
+            .map(|run| run.generation)
+            .max()
+    }
+
+    /// Takes out what was not begun; doing it again changes nothing.
+    fn drop_lives(&mut self, lives: impl Iterator<Item = Life>) {
         for life in lives {
             if !self.dropped.contains(&life) {
                 self.dropped.push(life);
@@ -74,7 +83,9 @@ pub struct Worker {
     staging_bytes: u64,
     batch: u32,
     save_timeout: Duration,
-    saves: Lane,
+    mode: Mode,
+    /// The save thread, from the first layout on, for roles that write.
+    saves: Option<Lane>,
     save_scratch: Arc<Mutex<SaveScratch>>,
     mover: Option<Arc<Mover>>,
     /// The pages of the first registration; a later one must have the same.
@@ -86,8 +97,21 @@ pub struct Worker {
     failed_loads: Vec<u64>,
     failed_view: Vec<u64>,
     saved_view: Vec<u64>,
-    /// Reported ids that a metadata built earlier might still name: id, generation, pass.
-    recently_reported: Vec<(u64, u64, u64)>,
+    /// Calls of `bind` so far.
+    binds: u64,
+    /// The newest life of any request that was bound.
+    newest_bound: u64,
+    /// Reported ids that a metadata built earlier might still name.
+    recently_reported: Vec<ReportedLife>,
+}
+
+/// An id that was reported, with the lives that the report is about.
+#[derive(Debug, Clone, Copy)]
+struct ReportedLife {
+    id: u64,
+    last_generation: u64,
+    /// Number of `bind` calls before it.
+    at: u64,
 }
 
 /// What may be used beside the exclusive calls of a worker, from any thread.
@@ -95,8 +119,9 @@ pub struct Worker {
 pub struct Handle(Arc<Shared>);
 
 impl Worker {
-    /// A worker on the pool behind `store`. `EngineRefused`, `Unsupported` and `ConfigInvalid` say what does
-    /// not fit together; `NoThread` when the save thread cannot be started.
+    /// A worker on the pool behind `store`, which it closes in its shutdown: every worker, and everybody
+    /// else who uses the pool, has a handle of its own. `EngineRefused`, `Unsupported`, `PoolRefused` and
+    /// `ConfigInvalid` say what does not fit together. Starts no thread.
     pub fn new(
         config: &Config,
         engine: &Engine,
@@ -117,7 +142,6 @@ impl Worker {
             Template::group(&naming, terms.world)?;
         }
         check_capabilities(config, store.as_ref())?;
-        let lane = format!("kvb-r{}-save", terms.global_rank);
         Ok(Self {
             shared: Arc::new(Shared::new(
                 terms,
@@ -129,7 +153,8 @@ impl Worker {
             staging_bytes: config.staging_buffer_bytes(),
             batch: config.transfer_batch_size(),
             save_timeout: config.save_timeout(),
-            saves: Lane::start(&lane, 1, mode)?,
+            mode: mode.clone(),
+            saves: None,
             save_scratch: Arc::default(),
             mover: None,
             first_plan: None,
@@ -139,6 +164,8 @@ impl Worker {
             failed_loads: Vec::new(),
             failed_view: Vec::new(),
             saved_view: Vec::new(),
+            binds: 0,
+            newest_bound: 0,
             recently_reported: Vec::new(),
         })
     }
@@ -162,7 +189,7 @@ impl Worker {
     ///
     /// Errors: `BadState` when a layout is registered, for the capacity role and after shutdown; `Contradiction` when an
     /// earlier registration had other pages; `InvalidArgument`, `ConfigInvalid` for what the layout
-    /// holds; `NoMemory`. Nothing stays registered then.
+    /// holds; `NoMemory`; `NoThread` when the save thread cannot be started. Nothing stays registered then.
     pub fn register_layout(&mut self, memory: CacheMemory) -> Result<()> {
         if self.shared.is_closed() {
             bail!(Closed, "register_layout: the worker was shut down");
@@ -197,6 +224,10 @@ impl Worker {
                 "register_layout: the layout registered before had other groups, regions or formats; only addresses and page counts may change"
             );
         }
+        if self.saves.is_none() && self.shared.terms.role.writes() {
+            let name = format!("kvb-r{}-save", self.shared.terms.global_rank);
+            self.saves = Some(Lane::start(&name, 1, &self.mode)?);
+        }
         let mover = Mover::new(
             Arc::clone(&plan),
             memory,
@@ -220,9 +251,11 @@ impl Worker {
             bail!(BadState, "unregister_layout: no layout is registered");
         }
         let shared = Arc::clone(&self.shared);
-        if !self.saves.wait_until(Some(self.save_timeout), || {
-            shared.finished.lock().in_flight() == 0
-        }) {
+        if let Some(saves) = &self.saves
+            && !saves.wait_until(Some(self.save_timeout), || {
+                shared.finished.lock().in_flight() == 0
+            })
+        {
             bail!(
                 Busy,
                 "unregister_layout: saves are still running after {} ms",

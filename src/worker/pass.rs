@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Bound, Worker};
+use super::{Bound, ReportedLife, Worker};
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::Metadata;
 
-/// How many passes ahead of `bind` an engine may build: after so many an id that was reported can
-/// no longer be named by an older metadata.
+/// How many passes ahead of `bind` an engine may build: so many calls of `bind` later an id that was
+/// reported can no longer be named by an older metadata.
 const BUILT_AHEAD: u64 = 8;
 
 /// What `get_finished` reports.
@@ -36,20 +36,21 @@ impl Worker {
             // Nothing of it means here what it meant where it was built.
             bound.saves_taken = true;
         }
-        let pass = metadata.pass();
+        self.binds += 1;
+        let binds = self.binds;
         self.recently_reported
-            .retain(|reported| reported.2 + BUILT_AHEAD >= pass);
-        let stale: Vec<_> = metadata
-            .saves()
-            .runs()
-            .iter()
-            .map(|run| (run.request_id, run.generation))
-            .filter(|life| {
-                let mut reported = self.recently_reported.iter();
-                reported.any(|reported| reported.0 == life.0 && life.1 <= reported.1)
-            })
-            .collect();
-        bound.drop_saves(stale.into_iter());
+            .retain(|reported| reported.at + BUILT_AHEAD >= binds);
+        let lists = [metadata.loads(), metadata.saves()];
+        for run in lists.into_iter().flat_map(|list| list.runs()) {
+            self.newest_bound = self.newest_bound.max(run.generation);
+            let mut reported = self.recently_reported.iter();
+            let life = (run.request_id, run.generation);
+            let is_stale = reported
+                .any(|reported| reported.id == life.0 && life.1 <= reported.last_generation);
+            if is_stale && !bound.dropped.contains(&life) {
+                bound.dropped.push(life);
+            }
+        }
         self.bound = Some(bound);
     }
 
@@ -95,22 +96,23 @@ impl Worker {
         }
         let mut queue = self.shared.finished.lock();
         for &id in finished {
-            let of_bound = self.bound.as_ref().and_then(|bound| {
-                let runs = bound.metadata.saves().runs().iter();
-                runs.filter(|run| run.request_id == id)
-                    .map(|run| run.generation)
-                    .max()
-            });
-            queue.announce(id, of_bound);
-            if let (Some(bound), Some(generation)) = (&mut self.bound, of_bound) {
-                bound.drop_saves(std::iter::once((id, generation)));
+            // Every life of the id that is not newer than what was bound has ended by now, also one
+            // that was built and not bound yet.
+            queue.announce(id, self.newest_bound);
+            if let Some(bound) = &mut self.bound
+                && let Some(generation) = bound.newest_life(id)
+            {
+                bound.drop_lives(std::iter::once((id, generation)));
             }
         }
-        let pass = self.bound.as_ref().map_or(0, |bound| bound.metadata.pass());
         self.saved_view.clear();
-        queue.report(|id, generation| {
+        queue.report(|id, last_generation| {
             self.saved_view.push(id);
-            self.recently_reported.push((id, generation, pass));
+            self.recently_reported.push(ReportedLife {
+                id,
+                last_generation,
+                at: self.binds,
+            });
         });
         drop(queue);
         self.shared

@@ -131,13 +131,24 @@ impl PagePlan {
         Ok(())
     }
 
-    /// Bytes of the stored object of a page with this payload.
-    pub fn object_bytes(&self, payload: u64) -> u64 {
-        payload + if self.sealed { FOOTER_BYTES as u64 } else { 0 }
+    /// Bytes of the stored object of a page of the kind at this position.
+    pub fn object_bytes(&self, kind: usize) -> u64 {
+        let payload = self.kinds.get(kind).map_or(0, |kind| kind.payload);
+        payload + self.seal_bytes() as u64
+    }
+
+    /// Bytes behind the payload of a stored object.
+    pub fn seal_bytes(&self) -> usize {
+        if self.sealed { FOOTER_BYTES } else { 0 }
     }
 
     pub fn sealed(&self) -> bool {
         self.sealed
+    }
+
+    /// Kinds that this rank publishes.
+    pub fn written(&self) -> usize {
+        self.kinds.iter().filter(|kind| kind.writes).count()
     }
 
     /// The largest payload of any kind.

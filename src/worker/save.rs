@@ -12,7 +12,7 @@ use crate::error::{Result, bail};
 use crate::keys::Keys;
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
-use crate::metadata::{Metadata, RunView};
+use crate::metadata::{Metadata, Run, RunView};
 use crate::page::{FOOTER_BYTES, seal};
 use crate::store::{Pieces, Presence, PutOptions, PutOutcome};
 
@@ -48,6 +48,8 @@ struct SaveItem {
     dropped: Vec<Life>,
     event: Event,
     waited: bool,
+    /// The pages of the shared scratch are being saved; seen by `Drop` when the store panicked.
+    in_batch: bool,
     cursor: Cursor,
     scratch: Arc<parking_lot::Mutex<SaveScratch>>,
 }
@@ -67,7 +69,8 @@ impl Worker {
             return Ok(());
         }
         let metadata = Arc::clone(&bound.metadata);
-        if !bound.loads_started && !metadata.loads().runs().is_empty() {
+        let left = |run: &Run| !bound.is_dropped(run);
+        if !bound.loads_started && metadata.loads().runs().iter().any(left) {
             bail!(
                 BadState,
                 "wait_for_save: the loads of pass {} were never started",
@@ -77,29 +80,25 @@ impl Worker {
         if self.shared.is_closed() {
             bail!(Closed, "wait_for_save: the worker was shut down");
         }
-        let wanted = metadata
-            .saves()
-            .runs()
-            .iter()
-            .any(|run| !bound.is_dropped(run.request_id, run.generation));
-        if wanted {
-            let Some(mover) = &self.mover else {
+        if metadata.saves().runs().iter().any(left) {
+            let (Some(mover), Some(saves)) = (&self.mover, &self.saves) else {
                 bail!(
                     BadState,
-                    "wait_for_save: pages are to be saved, but no layout is registered"
+                    "wait_for_save: pages are to be saved, but no layout is registered, or the role does not write"
                 );
             };
+            let event = mover.memory.device().record(stream)?;
             let item = SaveItem::new(
                 Arc::clone(&self.shared),
                 Arc::clone(mover),
                 Arc::clone(&metadata),
                 std::mem::take(&mut bound.dropped),
-                mover.memory.device().record(stream)?,
+                event,
                 Arc::clone(&self.save_scratch),
             );
             bound.saves_taken = true;
             // An item that is refused reports itself as dropped.
-            if self.saves.push(Box::new(item)).is_err() {
+            if saves.push(Box::new(item)).is_err() {
                 bail!(Closed, "wait_for_save: the save thread has ended");
             }
         }
@@ -126,6 +125,7 @@ impl SaveItem {
             dropped,
             event,
             waited: false,
+            in_batch: false,
             cursor: Cursor::default(),
             scratch,
         };
@@ -234,13 +234,13 @@ impl SaveItem {
             page.slot = slot as u32;
         }
         let mut slots = self.mover.save_slots.lock();
-        if let Err(error) = self
+        let gathered = self
             .mover
             .memory
-            .gather(Stream::default(), &scratch.pages, &mut slots)
-        {
+            .gather(Stream::default(), &scratch.pages, &mut slots);
+        if let Err(error) = gathered {
             tracing::error!("save: {error}");
-            stats.failed_save_pages.add(scratch.pages.len() as u64);
+            self.give_up(scratch);
             return;
         }
         let mut sources = recycle_sources(std::mem::take(&mut *self.mover.save_sources.lock()));
@@ -249,7 +249,7 @@ impl SaveItem {
             if self.mover.plan.sealed() {
                 footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.keys.get(number), bytes));
             }
-            let object = self.mover.plan.object_bytes(payload) as usize;
+            let object = payload as usize + self.mover.plan.seal_bytes();
             sources.push((&slot[..object]).into());
         }
         self.shared.store.put(
@@ -307,14 +307,64 @@ impl SaveItem {
                 PutOutcome::Failed(_) => stats.failed_save_pages.add(1),
             }
             failed += 1;
-            self.shared.report(|report| {
-                if report.failed_saves.last() != Some(block) {
-                    report.failed_saves.push(*block);
-                }
-            });
+            self.report_failed(*block);
         }
         if failed > 0 {
             tracing::debug!("save: the pool did not take {failed} pages; they are offered again");
+        }
+    }
+
+    /// All pages of the batch failed before the pool saw them.
+    fn give_up(&self, scratch: &SaveScratch) {
+        self.shared
+            .stats
+            .failed_save_pages
+            .add(scratch.blocks.len() as u64);
+        for block in &scratch.blocks {
+            self.report_failed(*block);
+        }
+    }
+
+    /// Has the scheduler publish the block again. A block has several pages, one behind the other.
+    fn report_failed(&self, block: BlockOf) {
+        self.shared.report(|report| {
+            if report.failed_saves.last() != Some(&block) {
+                report.failed_saves.push(block);
+            }
+        });
+    }
+
+    /// Counts and reports what the item has not come to.
+    fn drop_rest(&self) {
+        let mut blocks = 0;
+        for (number, run) in self.metadata.saves().runs().iter().enumerate() {
+            if number < self.cursor.run || self.dropped.contains(&(run.request_id, run.generation))
+            {
+                continue;
+            }
+            let done = match number == self.cursor.run {
+                true => self.cursor.done as u32,
+                false => 0,
+            };
+            let left = run.blocks.saturating_sub(done);
+            blocks += u64::from(left);
+            for block in (0..left).rev() {
+                self.report_failed(BlockOf {
+                    request_id: run.request_id,
+                    generation: run.generation,
+                    block: run.first_block.saturating_add(block),
+                });
+            }
+        }
+        if blocks > 0 {
+            let kinds = &self.mover.plan.kinds;
+            let begun = kinds.iter().take(self.cursor.kind);
+            let begun = begun.filter(|kind| kind.writes).count() as u64;
+            let pages = blocks * self.mover.plan.written() as u64;
+            self.shared
+                .stats
+                .dropped_save_pages
+                .add(pages.saturating_sub(begun));
         }
     }
 }
@@ -338,7 +388,9 @@ impl Item for SaveItem {
         if !self.collect(&mut scratch) {
             return Step::Done;
         }
+        self.in_batch = true;
         self.save_batch(&mut scratch);
+        self.in_batch = false;
         Step::More
     }
 }
@@ -346,24 +398,13 @@ impl Item for SaveItem {
 impl Drop for SaveItem {
     /// Runs when the item is done, was refused, or panicked: the requests are let go in any case.
     fn drop(&mut self) {
+        if self.in_batch {
+            let scratch = Arc::clone(&self.scratch);
+            self.give_up(&scratch.lock());
+        }
+        self.drop_rest();
         let mut finished = self.shared.finished.lock();
         self.lives().for_each(|life| finished.end(life));
-        drop(finished);
-        let mut rest = 0;
-        for run in self.metadata.saves().runs().iter().skip(self.cursor.run) {
-            if !self.dropped.contains(&(run.request_id, run.generation)) {
-                rest += u64::from(run.blocks);
-            }
-        }
-        let kinds = self
-            .mover
-            .plan
-            .kinds
-            .iter()
-            .filter(|kind| kind.writes)
-            .count() as u64;
-        let rest = rest.saturating_sub(self.cursor.done as u64) * kinds;
-        self.shared.stats.dropped_save_pages.add(rest);
     }
 }
 

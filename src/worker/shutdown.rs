@@ -21,21 +21,23 @@ impl Worker {
         self.shared.closed.store(true, Ordering::Release);
         *self.shared.plan.write() = None;
         self.abandon_loads();
-        let closed = self.saves.close(deadline, Drain::Run);
-        if let Some(panic) = self.saves.take_panic() {
-            tracing::error!("the save thread lost a pass to a panic: {panic}");
+        let mut stuck = 0;
+        if let Some(saves) = &self.saves {
+            stuck = saves.close(deadline, Drain::Run).stuck;
+            if let Some(panic) = saves.take_panic() {
+                tracing::error!("the save thread lost a pass to a panic: {panic}");
+            }
         }
         if let Some(mover) = self.mover.take() {
-            let free = closed.stuck == 0 && mover.unregister();
+            let free = stuck == 0 && mover.unregister();
             if !free {
                 std::mem::forget(mover);
             }
         }
-        if closed.stuck > 0 {
+        if stuck > 0 {
             bail!(
                 Busy,
-                "shutdown: {} save thread is still inside a call after {} ms; what it may use is kept",
-                closed.stuck,
+                "shutdown: {stuck} save thread is still inside a call after {} ms; what it may use is kept",
                 deadline.as_millis()
             );
         }

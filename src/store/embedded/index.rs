@@ -82,6 +82,12 @@ pub(super) enum Removal {
 }
 
 impl Name {
+    /// The name of no key.
+    pub const NONE: Self = Self {
+        digest: [0; DIGEST],
+        space: NIL,
+    };
+
     /// Digests are uniformly distributed already; the rest spreads digests that users make up
     /// and the spaces that one block's pages differ in.
     fn hash(&self) -> u64 {
@@ -97,9 +103,11 @@ impl Name {
     }
 }
 
-/// A key taken apart: prefix, bytes of its digest, digest.
-fn split(key: &[u8]) -> (&[u8], u8, [u8; DIGEST]) {
-    let mut digest = [0; DIGEST];
+/// A key taken apart: prefix and bytes of its digest; the digest goes to `digest`, zeros behind it.
+// By reference, since reading what was just decoded stalls the processor: the decoder writes with
+// masked stores, which no load can be served from before they are in the cache.
+fn split<'a>(key: &'a [u8], digest: &mut [u8; DIGEST]) -> (&'a [u8], u8) {
+    *digest = [0; DIGEST];
     for width in [DIGEST, DIGEST / 2] {
         let Some(slash) = key.len().checked_sub(2 * width + 1) else {
             continue;
@@ -113,10 +121,11 @@ fn split(key: &[u8]) -> (&[u8], u8, [u8; DIGEST]) {
         // Upper-case digits would make two spellings one key.
         let lower = faster_hex::CheckCase::Lower;
         if faster_hex::hex_decode_with_case(hex, &mut digest[..width], lower).is_ok() {
-            return (prefix, width as u8, digest);
+            return (prefix, width as u8);
         }
     }
-    (key, 0, [0; DIGEST])
+    *digest = [0; DIGEST];
+    (key, 0)
 }
 
 impl Index {
@@ -135,12 +144,25 @@ impl Index {
         self.table.len() - self.writing
     }
 
+    /// Makes `name` the key's name.
+    pub fn name(&mut self, key: &[u8], name: &mut Name) {
+        let (prefix, width) = split(key, &mut name.digest);
+        name.space = self.spaces.find(prefix, width).unwrap_or(NIL);
+    }
+
+    /// The slot of that name, complete or being written.
+    pub fn named(&mut self, name: &Name) -> Option<&mut Slot> {
+        if name.space == NIL {
+            return None;
+        }
+        self.table.find_mut(name.hash(), |slot| slot.name == *name)
+    }
+
     /// The key's slot, complete or being written.
     pub fn find(&mut self, key: &[u8]) -> Option<&mut Slot> {
-        let (prefix, width, digest) = split(key);
-        let space = self.spaces.find(prefix, width)?;
-        let name = Name { digest, space };
-        self.table.find_mut(name.hash(), |slot| slot.name == name)
+        let mut name = Name::NONE;
+        self.name(key, &mut name);
+        self.named(&name)
     }
 
     /// All slots, in no order.
@@ -151,7 +173,8 @@ impl Index {
     /// Takes a key that is not there for an object that is being written. `None` only when the
     /// index has as many entries as it can number.
     pub fn begin(&mut self, key: &[u8]) -> Option<u32> {
-        let (prefix, width, digest) = split(key);
+        let mut digest = [0; DIGEST];
+        let (prefix, width) = split(key, &mut digest);
         let entry = self.entry()?;
         let Some(space) = self.spaces.join(prefix, width) else {
             self.retire(entry);

@@ -13,7 +13,7 @@
 //! | --- | --- | --- |
 //! | leaves | `error`, `sync` | nothing of ours |
 //! | pure | `config`, `keys`, `layout`, `metadata`, `page`, `stats` | leaves, pure |
-//! | effects | `lane`, `device`, `staging`, `store` | leaves, pure, effects |
+//! | effects | `lane`, `device`, `node`, `staging`, `store` | leaves, pure, effects |
 //! | halves | `scheduler`, `worker` | all above; the scheduler knows the worker only by a trait of its own |
 //! | boundary | `ffi` | everything; nothing uses it |
 
@@ -27,6 +27,7 @@ pub mod lane;
 pub mod layout;
 pub mod link;
 pub mod metadata;
+pub mod node;
 pub mod page;
 pub mod scheduler;
 pub mod staging;

@@ -467,7 +467,7 @@ mod tests {
     use super::*;
 
     fn digest(key: &str) -> (Vec<u8>, u8) {
-        let (prefix, width, _) = split(key.as_bytes());
+        let (prefix, width) = split(key.as_bytes(), &mut [0; DIGEST]);
         (prefix.to_vec(), width)
     }
 
@@ -528,7 +528,8 @@ mod tests {
         let other = format!("a/{}1", "0".repeat(31));
         let entry = index.begin(key.as_bytes()).unwrap();
         let name = {
-            let (prefix, width, digest) = split(other.as_bytes());
+            let mut digest = [0; DIGEST];
+            let (prefix, width) = split(other.as_bytes(), &mut digest);
             let space = index.spaces.find(prefix, width).unwrap();
             Name { digest, space }
         };

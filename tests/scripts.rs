@@ -1,5 +1,7 @@
 //! The counting of `scripts/test`: what it says must be what happened.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::process::Command;
 
 /// Runs a bash script with the functions of `scripts/lib/stages.sh`; answers output and status.

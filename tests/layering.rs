@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 5] = [
     &[
         "config", "engine", "keys", "layout", "link", "metadata", "page", "stats",
     ],
-    &["device", "lane", "staging", "store"],
+    &["device", "lane", "node", "staging", "store"],
     &["scheduler", "worker"],
     &["ffi"],
 ];

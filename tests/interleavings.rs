@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use rig::{Cache, Rig, Setup, T, pool, prompt};
 
+const CASES: u32 = 300;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Every block of the prompt that the pool has is right; how many there are from the head on.
@@ -123,6 +124,27 @@ fn a_bound_pass_that_is_replaced_hands_its_loads_back_and_its_saves_stay_open() 
     rig.drain();
     assert_eq!(rig.asked(Call::Get), 0);
     assert_eq!(verify(&rig, &two), 3);
+}
+
+/// The next pass was built before the engine heard that the request is handed back.
+#[test]
+fn a_request_that_was_handed_back_publishes_nothing_in_the_next_pass() {
+    let mut rig = Rig::new(small());
+    let tokens = prompt(1, 2 * T);
+    rig.publish(9, &tokens[..T]);
+    rig.admit(1, &tokens);
+    let metadata = rig.build(&[(1, 1)]);
+    rig.bind(&metadata);
+    let next = rig.build(&[(1, T)]);
+    assert_eq!((next.loads().blocks(), next.saves().blocks()), (1, 1));
+    rig.bind(&next);
+    assert_eq!(rig.ranks[0].worker.take_failed_loads(), [1]);
+    // It leaves the batch here: nothing is computed.
+    rig.start_load().unwrap();
+    rig.wait_for_save();
+    rig.drain();
+    assert_eq!((rig.stored(), rig.asked(Call::Get)), (1, 0));
+    assert!(rig.ranks[0].worker.take_failed_loads().is_empty());
 }
 
 #[test]
@@ -389,11 +411,13 @@ fn shutdown_from_every_state() {
                 assert_eq!(rig.stored(), *stored, "{name}");
             }
             let worker = &mut rig.ranks[0].worker;
-            assert!(worker.start_load(Stream::default()).is_ok_and(|()| true) || *name != "x");
+            // Answered, whatever the answer.
+            let _ = worker.start_load(Stream::default());
+            let _ = worker.wait_for_save(Stream::default());
             assert_eq!(worker.handle().saves_in_flight(), 0, "{name}");
             assert_eq!(rig.poll(), if pinned { vec![1] } else { vec![] }, "{name}");
-            let (worker, cache) = (&mut rig.ranks[0].worker, &rig.ranks[0].cache);
-            let late = worker.register_layout(cache.register()).unwrap_err();
+            let memory = rig.ranks[0].cache.register();
+            let late = rig.ranks[0].worker.register_layout(memory).unwrap_err();
             assert_eq!(late.kind(), Kind::Closed);
         }
     }
@@ -584,7 +608,7 @@ fn rule(call: Call, action: Action) -> Vec<Rule> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     /// Whatever happens in whatever order: caches and pool hold the right bytes, and in the end
     /// every page is back and every id was reported.

@@ -152,6 +152,8 @@ fn modules_use_only_what_lies_below_them() {
         let own = module(&name);
         // The files of a module may not leave it any other way.
         if (name.ends_with("mod.rs") && name.matches('/').count() == 1 || !name.contains('/'))
+            // Its inner modules, one per build, refer to each other.
+            && name != "sync.rs"
             && code.contains("super::")
         {
             wrong.push(format!("{name}: super:: leads out of {own}"));

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Worker;
+use super::finished::Life;
 use super::mover::Mover;
 use super::plan::PagePlan;
+use super::{EndedLife, Worker};
 use crate::device::memory::recycle_targets;
 use crate::device::{PageRef, Stream};
 use crate::error::{Error, Kind, Result, bail};
@@ -307,9 +308,8 @@ impl Worker {
         );
         self.shared
             .report(|report| report.failed_loads.extend_from_slice(&scratch.lost));
-        if let Some(bound) = &mut self.bound {
-            let lives = scratch.lost.iter();
-            bound.drop_lives(lives.map(|lost| (lost.request_id, lost.generation)));
+        for lost in &scratch.lost {
+            self.give_up((lost.request_id, lost.generation));
         }
         if !self.shared.terms.restarts_requests() {
             bail!(
@@ -319,9 +319,6 @@ impl Worker {
             );
         }
         tracing::warn!("{text}; {} requests are handed back", scratch.lost.len());
-        for lost in &scratch.lost {
-            self.hand_back(lost.request_id);
-        }
         Ok(())
     }
 
@@ -331,9 +328,23 @@ impl Worker {
             .is_some_and(|bound| bound.is_dropped(run))
     }
 
-    fn hand_back(&mut self, request_id: u64) {
-        if !self.failed_loads.contains(&request_id) {
-            self.failed_loads.push(request_id);
+    /// Nothing more of this life is moved for the bound metadata. Where the engine is to run the
+    /// request again, nothing of it ever is: also not by a metadata that was built before the
+    /// engine heard of it. Under TP the error is all that the engine gets.
+    fn give_up(&mut self, life: Life) {
+        if let Some(bound) = &mut self.bound {
+            bound.drop_lives(std::iter::once(life));
+        }
+        if !self.shared.terms.restarts_requests() {
+            return;
+        }
+        self.ended.push(EndedLife {
+            id: life.0,
+            generation: life.1,
+            at: self.binds,
+        });
+        if !self.failed_loads.contains(&life.0) {
+            self.failed_loads.push(life.0);
         }
     }
 
@@ -351,12 +362,7 @@ impl Worker {
                 continue;
             }
             requests += 1;
-            if let Some(bound) = &mut self.bound {
-                bound.drop_lives(std::iter::once((run.request_id, run.generation)));
-            }
-            if self.shared.terms.restarts_requests() {
-                self.hand_back(run.request_id);
-            }
+            self.give_up((run.request_id, run.generation));
         }
         self.shared.stats.failed_load_requests.add(requests);
         if requests == 0 || self.shared.terms.restarts_requests() {

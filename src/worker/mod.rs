@@ -101,15 +101,16 @@ pub struct Worker {
     binds: u64,
     /// The newest life of any request that was bound.
     newest_bound: u64,
-    /// Reported ids that a metadata built earlier might still name.
-    recently_reported: Vec<ReportedLife>,
+    /// Lives that ended lately, which a metadata built earlier might still name.
+    ended: Vec<EndedLife>,
 }
 
-/// An id that was reported, with the lives that the report is about.
+/// Lives of an id that were reported or handed back: their pages are the engine's again.
 #[derive(Debug, Clone, Copy)]
-struct ReportedLife {
+struct EndedLife {
     id: u64,
-    last_generation: u64,
+    /// The last one of them.
+    generation: u64,
     /// Number of `bind` calls before it.
     at: u64,
 }
@@ -166,7 +167,7 @@ impl Worker {
             saved_view: Vec::new(),
             binds: 0,
             newest_bound: 0,
-            recently_reported: Vec::new(),
+            ended: Vec::new(),
         })
     }
 

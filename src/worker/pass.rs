@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Bound, ReportedLife, Worker};
+use super::{Bound, EndedLife, Worker};
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::Metadata;
 
-/// How many passes ahead of `bind` an engine may build: so many calls of `bind` later an id that was
-/// reported can no longer be named by an older metadata.
+/// How many passes ahead of `bind` an engine may build: so many calls of `bind` later a life that
+/// ended can no longer be named by an older metadata.
 const BUILT_AHEAD: u64 = 8;
 
 /// What `get_finished` reports.
@@ -38,15 +38,13 @@ impl Worker {
         }
         self.binds += 1;
         let binds = self.binds;
-        self.recently_reported
-            .retain(|reported| reported.at + BUILT_AHEAD >= binds);
+        self.ended.retain(|ended| ended.at + BUILT_AHEAD >= binds);
         let lists = [metadata.loads(), metadata.saves()];
         for run in lists.into_iter().flat_map(|list| list.runs()) {
             self.newest_bound = self.newest_bound.max(run.generation);
-            let mut reported = self.recently_reported.iter();
             let life = (run.request_id, run.generation);
-            let is_stale = reported
-                .any(|reported| reported.id == life.0 && life.1 <= reported.last_generation);
+            let mut ended = self.ended.iter();
+            let is_stale = ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation);
             if is_stale && !bound.dropped.contains(&life) {
                 bound.dropped.push(life);
             }
@@ -106,11 +104,11 @@ impl Worker {
             }
         }
         self.saved_view.clear();
-        queue.report(|id, last_generation| {
+        queue.report(|id, generation| {
             self.saved_view.push(id);
-            self.recently_reported.push(ReportedLife {
+            self.ended.push(EndedLife {
                 id,
-                last_generation,
+                generation,
                 at: self.binds,
             });
         });

@@ -562,10 +562,11 @@ impl Rig {
                 for kind in rank.cache.parts() {
                     let found = rank.cache.read(kind, live.pages[kind.0][block]);
                     let wanted = content(&live.tokens, block, kind, rank.number, found.len());
-                    assert_eq!(
-                        found, wanted,
-                        "request {id} block {block} {kind:?} rank {}",
-                        rank.number
+                    assert!(
+                        found == wanted,
+                        "request {id} block {block} {kind:?} rank {}: {:x?} …",
+                        rank.number,
+                        &found[..4]
                     );
                 }
             }

@@ -102,7 +102,7 @@ TEST(Passes, PagesWithoutAPlaceInOneGroupAreNotSavedInAny) {
   request.request_id = 4;
   ASSERT_EQ(scheduler.match(request, 0).tokens, 48u);
   second[0] = -1;
-  expect_error(KVB_INVALID_ARGUMENT, "", [&] { scheduler.allocated(4, 48, lists); });
+  expect_error(KVB_CONTRADICTION, "no page", [&] { scheduler.allocated(4, 48, lists); });
 }
 
 TEST(Handles, AreFreedInAnyOrderWithWorkInFlight) {

@@ -255,7 +255,7 @@ TEST(Oracle, BlockSizesThatDoNotDivideIds) {
 
 /* ---- the exact mode ---- */
 
-class Exact : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uint32_t, const char*>> {
+class Exact : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uint32_t, std::string>> {
 };
 
 TEST_P(Exact, FiguresAreTheOracles) {
@@ -264,8 +264,8 @@ TEST_P(Exact, FiguresAreTheOracles) {
   options.block = block;
   options.lookahead = lookahead;
   options.groups = groups;
-  options.tp = std::string(ranks) == "Tp2" ? 2 : 1;
-  options.adp = std::string(ranks) == "Adp";
+  options.tp = ranks == "Tp2" ? 2 : 1;
+  options.adp = ranks == "Adp";
   options.engines = 2;
   options.pool_bytes = "256MiB";
   const auto trace = replay::GenerateTrace(100 * block + 10 * lookahead + groups, 14);
@@ -293,7 +293,8 @@ TEST_P(Exact, FiguresAreTheOracles) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Exact,
                          testing::Combine(testing::Values(16u, 64u, 512u),
                                           testing::Values(0u, 1u, 2u), testing::Values(1u, 3u),
-                                          testing::Values("Tp1", "Tp2", "Adp")),
+                                          testing::Values(std::string("Tp1"), std::string("Tp2"),
+                                                          std::string("Adp"))),
                          [](const auto& it) {
                            return "Block" + std::to_string(std::get<0>(it.param)) + "Lookahead" +
                                   std::to_string(std::get<1>(it.param)) + "Groups" +

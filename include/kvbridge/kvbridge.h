@@ -1086,8 +1086,8 @@ kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
  counted from the offer's head. `pages` has one list per layer group, or several. A request that
  is not known is skipped.
 
- Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer or a
- honoured block has no page; KVB_CONTRADICTION, the pages do not fit those reported before;
+ Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
+ KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
  KVB_OUT_OF_RANGE, an index that is no page.
  */
 kvb_status kvb_scheduler_allocated(kvb_scheduler *scheduler,

@@ -1,7 +1,7 @@
 """The peer: what a competent connector in Python does, with numpy and hashlib.
 
 It spells the keys of the scheme trtllm, resolves pages to addresses and decides per pass what to save. Kept as fast as plain Python
-allows: bytes are sliced out of one buffer, dictionaries are asked once, attributes live in slots.
+allows: names are bound outside of loops, dictionaries are asked once, attributes live in slots.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ def seed():
 
 def hash_blocks(token_ids, block, parent):
     """The hashes of all whole blocks of an int64 array."""
-    text = token_ids.tobytes()
-    width = 8 * block
     blake2b = hashlib.blake2b
     hashes = []
-    for start in range(0, len(token_ids) // block * width, width):
-        parent = blake2b(parent + text[start : start + width], digest_size=16).digest()
+    for start in range(0, len(token_ids) // block * block, block):
+        state = blake2b(parent, digest_size=16)
+        state.update(token_ids[start : start + block].tobytes())
+        parent = state.digest()
         hashes.append(parent)
     return hashes
 

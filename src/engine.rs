@@ -110,6 +110,8 @@ pub struct Terms {
     pub rank: u32,
     /// This rank among all, for logs and thread names.
     pub global_rank: u32,
+    /// Ranks that share this node's memory.
+    pub ranks_on_node: u32,
     /// Requests must be prefill-only (a drafter is at work).
     pub context_only: bool,
     /// What the engine has to arrange.
@@ -162,6 +164,7 @@ impl Engine {
             world,
             rank,
             global_rank: self.tp_rank,
+            ranks_on_node: self.ranks_on_node.max(1),
             context_only: self.drafter != Drafter::None && config.role() != Role::Capacity,
             declarations: Declarations {
                 supports_attention_dp: true,
@@ -287,3 +290,6 @@ impl Terms {
         digest
     }
 }
+
+#[cfg(test)]
+mod tests;

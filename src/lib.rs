@@ -12,10 +12,12 @@
 //! | layer | modules | may use |
 //! | --- | --- | --- |
 //! | leaves | `error`, `sync` | nothing of ours |
-//! | pure | `config`, `keys`, `layout`, `metadata`, `page`, `stats` | leaves, pure |
-//! | effects | `lane`, `device`, `staging`, `store` | leaves, pure, effects |
-//! | halves | `scheduler`, `worker` | all above; the scheduler knows the worker only by a trait of its own |
+//! | pure | `config`, `engine`, `keys`, `layout`, `link`, `metadata`, `page`, `stats` | leaves, pure |
+//! | effects | `device`, `lane`, `node`, `staging`, `store` | leaves, pure, effects |
+//! | halves | `scheduler`, `worker` | all above, but not each other: they meet in [`link`] and [`metadata`] |
 //! | boundary | `ffi` | everything; nothing uses it |
+//!
+//! `unsafe` stands only where memory or foreign code is met: `ffi`, `device`, the embedded pool's arena.
 
 pub mod config;
 pub mod device;
@@ -27,6 +29,7 @@ pub mod lane;
 pub mod layout;
 pub mod link;
 pub mod metadata;
+pub mod node;
 pub mod page;
 pub mod scheduler;
 pub mod staging;

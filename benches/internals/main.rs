@@ -13,13 +13,17 @@
     reason = "the figures go to the standard output, for benches/bench.py to read"
 )]
 
+mod abi;
+mod clock;
 mod keys;
 mod pool;
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{BufRead, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use clock::Stopwatch;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 /// Does a turn's work and says how long the part of it took that counts.
@@ -49,7 +53,7 @@ struct Solo {
 /// A turn that counts whole: `work` done `times` times.
 fn timed(times: usize, mut work: impl FnMut() + 'static) -> Turn {
     Box::new(move || {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         for _ in 0..times {
             work();
         }
@@ -73,7 +77,13 @@ fn main() -> Outcome<()> {
 fn rows(quick: bool) -> Outcome<()> {
     let rounds = if quick { 7 } else { 25 };
     // One group after the other: some of them take gigabytes.
-    for make in [keys::pairs, pool::lookups, pool::transfers, pool::seals] {
+    for make in [
+        keys::pairs,
+        abi::pairs,
+        pool::lookups,
+        pool::transfers,
+        pool::seals,
+    ] {
         make(&mut |mut pair| {
             measure(&mut pair, rounds);
             Ok(())

@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::hint::black_box;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvbridge::keys::{Geometry, Keys, Naming, PageFormat, Scheme, Shard, Template};
 use kvbridge::page::{FOOTER_BYTES, Verdict, seal, verify};
@@ -13,6 +13,7 @@ use kvbridge::store::embedded::Pool;
 use kvbridge::store::{Pieces, PutOptions, Store};
 use kvbridge::sync::SystemClock;
 
+use super::clock::Stopwatch;
 use super::{Outcome, Pair};
 
 /// Larger than the last cache, so that copies come from memory as pages do.
@@ -126,14 +127,14 @@ fn lookup(objects: usize) -> Outcome<Pair> {
         units: ASKED,
         ours: Box::new(move || {
             set = (set + 1) % SETS;
-            let start = Instant::now();
+            let start = Stopwatch::start();
             pool.exist(&questions[set], &mut presences);
             black_box(&presences);
             start.elapsed()
         }),
         contender: Box::new(move || {
             other = (other + 1) % SETS;
-            let start = Instant::now();
+            let start = Stopwatch::start();
             found.clear();
             let bare = bare.lock();
             if let Ok(bare) = &bare {
@@ -230,7 +231,7 @@ impl Transfers {
             .collect();
         let ends = self.ends();
         let mut outcomes = Vec::with_capacity(ends.len());
-        let start = Instant::now();
+        let start = Stopwatch::start();
         self.pool.put(
             &self.keys[batch],
             Pieces::grouped(&mut sources, &ends),
@@ -251,7 +252,7 @@ impl Transfers {
             .collect();
         let ends = self.ends();
         let mut outcomes = Vec::with_capacity(ends.len());
-        let start = Instant::now();
+        let start = Stopwatch::start();
         self.pool.get(
             &self.keys[batch],
             Pieces::grouped(&mut targets, &ends),
@@ -299,7 +300,7 @@ impl Copies {
                 }
             })
             .collect();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         for (to, from) in pieces {
             to.copy_from_slice(from);
         }
@@ -386,7 +387,7 @@ impl Sealed {
             .chunks_exact_mut(PAGE + 4096)
             .map(|slot| (&mut slot[..PAGE + FOOTER_BYTES]).into())
             .collect();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         self.pool
             .get(keys, Pieces::one_each(&mut targets), &mut outcomes);
         let mut damaged = 0;

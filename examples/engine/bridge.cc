@@ -84,9 +84,9 @@ Bridge::Bridge(const EngineOptions& options,
     if (worker.declarations().prompt_lookahead != options.lookahead) {
       throw std::runtime_error("the library derived another prompt lookahead");
     }
-    worker.register_layout(DescribeLayout(options, *caches[rank]));
     ranks_.push_back(Rank{std::move(worker), {}});
   }
+  Register(options, caches);
   scheduler_ = kvb::Scheduler::beside(ranks_.front().worker, config, DescribeEngine(options, 0));
 }
 
@@ -168,6 +168,17 @@ bool Bridge::Finished(uint64_t request_id, int32_t reason) {
 
 void Bridge::Reset(uint64_t request_id) {
   if (connected()) scheduler_.reset_request(request_id);
+}
+
+void Bridge::Unregister() {
+  for (Rank& rank : ranks_) rank.worker.unregister_layout();
+}
+
+void Bridge::Register(const EngineOptions& options,
+                      const std::vector<std::unique_ptr<CacheMemory>>& caches) {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].worker.register_layout(DescribeLayout(options, *caches[rank]));
+  }
 }
 
 std::vector<kvb_stats> Bridge::Stats() const {

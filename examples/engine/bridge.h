@@ -51,6 +51,11 @@ class Bridge {
   std::vector<uint64_t> GetFinished(const std::vector<uint64_t>& finished_ids);
   std::vector<uint64_t> TakeFailedAsyncLoads();
 
+  // The caches' memory may go, and come back elsewhere.
+  void Unregister();
+  void Register(const EngineOptions& options,
+                const std::vector<std::unique_ptr<CacheMemory>>& caches);
+
   std::vector<kvb_stats> Stats() const;  // of each rank
   void Shutdown();
 

@@ -147,6 +147,19 @@ bool Engine::RunPass() {
   return runs;
 }
 
+void Engine::Sleep() {
+  if (!idle()) throw std::logic_error("an engine with requests cannot sleep");
+  // Only when the library has let go of it may the memory be freed.
+  bridge_.Unregister();
+  caches_.clear();
+}
+
+void Engine::WakeUp() {
+  caches_ = MakeCaches(options_);
+  pages_.assign(options_.groups.size(), PagePool(options_.blocks));
+  bridge_.Register(options_, caches_);
+}
+
 std::vector<Outcome> Engine::TakeOutcomes() { return std::exchange(outcomes_, {}); }
 
 bool Engine::Coin(uint64_t salt, uint64_t a, uint64_t b, uint64_t one_in) const {

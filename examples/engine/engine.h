@@ -33,6 +33,11 @@ class Engine {
   // One iteration. False: nothing ran (no work, or only saves to wait for).
   bool RunPass();
 
+  // Gives the memory of all pools back, with what they cache, and gets new one: what an engine does
+  // that lends its device to somebody else between requests. Only while idle.
+  void Sleep();
+  void WakeUp();
+
   bool idle() const { return requests_.empty(); }
   size_t waiting() const { return waiting_.size(); }
   std::vector<Outcome> TakeOutcomes();

@@ -48,15 +48,17 @@ class LineParser {
     bool has_output = false;
     bool has_ids = false;
     Expect('{');
-    while (!Accept('}')) {
+    do {
       const std::string_view key = Key();
       Expect(':');
       if (key == "hash_ids") {
         has_ids = true;
         Expect('[');
-        while (!Accept(']')) {
-          request.hash_ids.push_back(static_cast<uint32_t>(Number(kMaxId)));
-          if (!Accept(',') && Peek() != ']') Fail("expected , or ] in hash_ids");
+        if (!Accept(']')) {
+          do {
+            request.hash_ids.push_back(static_cast<uint32_t>(Number(kMaxId)));
+          } while (Accept(','));
+          if (!Accept(']')) Fail("expected , or ] in hash_ids");
         }
       } else if (key == "input_length") {
         has_input = true;
@@ -69,8 +71,8 @@ class LineParser {
       } else {
         SkipValue();
       }
-      if (!Accept(',') && Peek() != '}') Fail("expected , or }");
-    }
+    } while (Accept(','));
+    if (!Accept('}')) Fail("expected , or }");
     if (Peek() != '\0') Fail("something follows the object");
     if (!has_input || !has_output || !has_ids) {
       Fail("input_length, output_length or hash_ids is missing");

@@ -58,6 +58,8 @@ unsafe impl Plain for kvb_tokens {}
 impl kvb_tokens {
     /// # Safety
     /// As for [`args::list`].
+    // Once per request of every pass: a result that comes back through memory costs more than the rest.
+    #[inline(always)]
     pub(super) unsafe fn read<'a>(self, argument: &str) -> Result<Tokens<'a>> {
         if self.count == 0 {
             return Ok(Tokens::I32(&[]));

@@ -235,7 +235,7 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             let given = args::list(pass.steps, pass.step_count, "pass->steps")?;
 
             let mut pages = recycled(std::mem::take(&mut leader.pages));
-            for step in given {
+            for step in given.iter().filter(|step| step.page_lists > 0) {
                 plain::group_pages(step.pages, step.page_lists, "steps->pages", &mut pages)?;
             }
             let mut steps = recycled(std::mem::take(&mut leader.steps));

@@ -12,6 +12,7 @@ use crate::device::memory::{Source, Target};
 use crate::engine::Engine;
 use crate::error::{Result, bail};
 use crate::keys::Keys;
+use crate::node::{self, Budget};
 use crate::store::embedded::{self, Pool};
 use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
 use crate::sync::SystemClock;
@@ -147,15 +148,26 @@ pub unsafe extern "C" fn kvb_store_open(
 
 /// Opens the pool of a configuration, after everything that speaks against it was looked at.
 pub(super) fn open(config: &Config, engine: &Engine) -> Result<Arc<Pool>> {
-    engine.terms(config)?;
+    let terms = engine.terms(config)?;
     match config.store() {
-        StoreKind::Embedded => embedded::open(
-            config.pool(),
-            config.global_segment_size(),
-            config.eviction_ratio(),
-            config.lease_ttl(),
-            Arc::new(SystemClock::new()),
-        ),
+        StoreKind::Embedded => {
+            if !embedded::is_open(config.pool()) {
+                // Staging is held against what is left when a layout is registered.
+                let budget = Budget {
+                    ranks: terms.ranks_on_node,
+                    segment: config.global_segment_size(),
+                    staging: 0,
+                };
+                budget.check(node::available_memory())?;
+            }
+            embedded::open(
+                config.pool(),
+                config.global_segment_size(),
+                config.eviction_ratio(),
+                config.lease_ttl(),
+                Arc::new(SystemClock::new()),
+            )
+        }
         other => bail!(
             Unsupported,
             "the store \"{}\" is not supported in this build; \"embedded\" is",

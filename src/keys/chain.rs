@@ -126,7 +126,11 @@ impl Chain {
 
     /// How many blocks are hashed.
     pub fn block_count(&self) -> usize {
-        self.hashes.len() / self.scheme().hash_len()
+        // Divided by constants, which costs a shift.
+        match self.scheme() {
+            Scheme::Trtllm => self.hashes.len() / trtllm::HASH_LEN,
+            Scheme::Kvb1 => self.hashes.len() / kvb1::HASH_LEN,
+        }
     }
 
     /// The hash of block `block`, or `None` when it is not hashed yet.

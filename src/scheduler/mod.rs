@@ -9,12 +9,13 @@
 //!
 //! - `offer.rs`: match, allocated, cancel_load — what to load
 //! - `pass.rs`: build — what travels with a pass
-//! - `record.rs`: what is known of one request
+//! - `record.rs`: what is known of one request; `records.rs`: of all
 //! - `report.rs`: what the worker says became of earlier passes; finished and reset
 
 mod offer;
 mod pass;
 mod record;
+mod records;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use crate::keys::{Scope, Tokens};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::Recycler;
 use record::Record;
+use records::Records;
 
 /// A request as it comes to the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +132,9 @@ struct PassLog {
 pub struct Scheduler {
     terms: Terms,
     link: Arc<dyn LocalWorker>,
-    records: HashMap<u64, Record>,
+    records: Records,
+    /// For each step of the pass being built, where its request's record lies.
+    places: Vec<Option<u32>>,
     /// Records of ended requests, kept for their memory.
     spares: Vec<Record>,
     /// Number of the pass built last.
@@ -160,7 +164,8 @@ impl Scheduler {
         Ok(Self {
             terms,
             link,
-            records: HashMap::new(),
+            records: Records::default(),
+            places: Vec::new(),
             spares: Vec::new(),
             pass: 0,
             build_calls: 0,

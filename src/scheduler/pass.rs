@@ -22,8 +22,13 @@ impl Scheduler {
         let groups = self.link.groups();
         let groups = groups.as_deref().unwrap_or_default();
         self.build_calls += 1;
+        self.places.clear();
         for step in steps {
-            self.check_step(step, groups)?;
+            let place = self.records.place(step.request_id);
+            if let Some(place) = place {
+                self.check_step(step, place, groups)?;
+            }
+            self.places.push(place);
         }
         self.pass += 1;
         let mut metadata = self.recycler.metadata(
@@ -35,8 +40,10 @@ impl Scheduler {
         let mut log = self.spare_logs.pop().unwrap_or_default();
         log.pass = self.pass;
         log.emitted.clear();
-        for step in steps {
-            self.take_step(step, groups, &mut metadata, &mut log)?;
+        for (number, step) in steps.iter().enumerate() {
+            if let Some(place) = self.places[number] {
+                self.take_step(step, place, groups, &mut metadata, &mut log)?;
+            }
         }
         self.keep_log(log);
         Ok(Arc::new(metadata))
@@ -52,10 +59,10 @@ impl Scheduler {
     }
 
     /// Holds a step against what is known; changes nothing but the mark of having been here.
-    fn check_step(&mut self, step: &Step<'_>, groups: &[GroupInfo]) -> Result<()> {
+    fn check_step(&mut self, step: &Step<'_>, place: u32, groups: &[GroupInfo]) -> Result<()> {
         let size = self.block_tokens();
         let (id, position) = (step.request_id, step.computed_position);
-        let Some(record) = self.records.get_mut(&id) else {
+        let Some(record) = self.records.at(place) else {
             return Ok(());
         };
         if record.seen_in == self.build_calls {
@@ -127,13 +134,14 @@ impl Scheduler {
     fn take_step(
         &mut self,
         step: &Step<'_>,
+        place: u32,
         groups: &[GroupInfo],
         metadata: &mut Metadata,
         log: &mut PassLog,
     ) -> Result<()> {
         let size = self.block_tokens();
         let pass = self.pass;
-        let Some(record) = self.records.get_mut(&step.request_id) else {
+        let Some(record) = self.records.at(place) else {
             return Ok(());
         };
         if record.stage == Stage::Running {
@@ -169,9 +177,14 @@ impl Scheduler {
         let mut saved_up_to = None;
         if self.terms.role.writes() && !record.spoilt {
             let tokens = step.computed_position + restored + step.scheduled_tokens;
-            let frontier = (tokens / size)
-                .min(record.chain.block_count() as u64)
-                .min(record.paged_blocks(groups.len())) as u32;
+            let mut frontier = tokens / size;
+            // Most steps complete no block: they need not look any further.
+            if frontier > u64::from(record.confirmed) {
+                frontier = frontier
+                    .min(record.chain.block_count() as u64)
+                    .min(record.paged_blocks(groups.len()));
+            }
+            let frontier = u32::try_from(frontier).unwrap_or(u32::MAX);
             if frontier > record.confirmed {
                 emit_saves(
                     metadata.saves_mut(),

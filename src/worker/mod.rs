@@ -232,6 +232,7 @@ impl Worker {
             Arc::clone(&plan),
             memory,
             Arc::clone(&self.shared.store),
+            self.shared.terms.ranks_on_node,
             self.staging_bytes,
             self.batch,
         )?;

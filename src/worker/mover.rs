@@ -9,6 +9,7 @@ use super::plan::PagePlan;
 use crate::device::memory::{Source, Target};
 use crate::device::{CacheMemory, PageRef};
 use crate::error::{Result, bail};
+use crate::node::{self, Budget};
 use crate::staging::{self, Slots};
 use crate::store::Store;
 
@@ -31,6 +32,7 @@ impl Mover {
         plan: Arc<PagePlan>,
         memory: CacheMemory,
         store: Arc<dyn Store>,
+        ranks_on_node: u32,
         budget: u64,
         batch: u32,
     ) -> Result<Self> {
@@ -43,6 +45,12 @@ impl Mover {
                 "staging_buffer_bytes = {budget} is less than one page of {page_bytes} bytes: one page is used"
             );
         }
+        let node = Budget {
+            ranks: ranks_on_node,
+            segment: 0,
+            staging: sizes.total_bytes(1).saturating_mul(2),
+        };
+        node.check(node::available_memory())?;
         let load_slots = Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)?;
         let save_slots = Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)?;
         store.register(load_slots.range())?;

@@ -57,6 +57,8 @@ pub struct Setup {
     pub scheme: &'static str,
     pub format: &'static str,
     pub batch: u32,
+    pub staging: u64,
+    pub save_timeout_ms: u64,
     pub chunk: u32,
     pub groups: Vec<GroupShape>,
     pub slots: u64,
@@ -75,6 +77,8 @@ impl Default for Setup {
             scheme: "kvb1",
             format: "bfloat16",
             batch: 4,
+            staging: 65536,
+            save_timeout_ms: 20_000,
             chunk: 512,
             groups: vec![GroupShape {
                 id: 0,
@@ -91,9 +95,15 @@ impl Setup {
     pub fn config(&self) -> Config {
         let text = format!(
             r#"{{"model_key": "m", "role": "{}", "namespace": "{}", "transfer_batch_size": {},
-                "staging_buffer_bytes": 65536,
-                "kvbridge": {{"key_scheme": "{}", "lookup_chunk_blocks": {}, "save_timeout_ms": 2000}}}}"#,
-            self.role, self.namespace, self.batch, self.scheme, self.chunk
+                "staging_buffer_bytes": {},
+                "kvbridge": {{"key_scheme": "{}", "lookup_chunk_blocks": {}, "save_timeout_ms": {}}}}}"#,
+            self.role,
+            self.namespace,
+            self.batch,
+            self.staging,
+            self.scheme,
+            self.chunk,
+            self.save_timeout_ms
         );
         Config::from_json(text.as_bytes()).unwrap()
     }
@@ -215,10 +225,13 @@ impl Cache {
     }
 
     pub fn register(&self) -> CacheMemory {
+        self.register_on(Arc::new(HostDevice))
+    }
+
+    pub fn register_on(&self, device: Arc<dyn Device>) -> CacheMemory {
         // SAFETY: the rig keeps the memory beside the worker, and touches no page in flight unless
         // a test is about exactly that.
-        unsafe { CacheMemory::new(self.layout.clone(), Arc::new(HostDevice) as Arc<dyn Device>) }
-            .unwrap()
+        unsafe { CacheMemory::new(self.layout.clone(), device) }.unwrap()
     }
 
     pub fn parts(&self) -> Vec<(usize, Part)> {
@@ -410,6 +423,12 @@ impl Rig {
             .unwrap();
         self.allocate(id, tokens, 0, offered as usize);
         offered
+    }
+
+    /// Matches and honours nothing: everything is computed again.
+    pub fn allocate_fresh(&mut self, id: u64, tokens: &[i32]) {
+        self.offer(id, tokens, 0);
+        self.allocate(id, tokens, 0, 0);
     }
 
     /// Allocates pages for the whole prompt and honours so many tokens behind the local match.

@@ -91,6 +91,12 @@ pub fn open(
     Ok(Pool::of(shared))
 }
 
+/// Whether some handle on the pool of this process called `name` is open.
+pub fn is_open(name: &str) -> bool {
+    let pools = POOLS.lock();
+    pools.get(name).is_some_and(|pool| pool.strong_count() > 0)
+}
+
 impl Pool {
     /// A pool without a name, which only this handle and its copies reach. Arguments and errors
     /// are those of [`open`].

@@ -107,28 +107,24 @@ fn the_readme_quotes_the_walkthrough() {
     );
 }
 
-/// The statuses of the header: its constants from KVB_OK on, as far as only comments lie between.
+/// The statuses of the header; which of its constants are statuses, the source's types tell.
 fn statuses() -> BTreeSet<(String, i32)> {
     let header = read("include/kvbridge/kvbridge.h");
-    let mut found = BTreeSet::new();
-    let mut comment = false;
-    for line in header.lines().map(str::trim) {
-        let inside = comment || line.starts_with("/*");
-        comment = inside && !line.ends_with("*/");
-        if inside || line.is_empty() {
-            continue;
-        }
-        let mut words = line.split_whitespace();
-        if let (Some("#define"), Some(name), Some(value)) =
-            (words.next(), words.next(), words.next())
-            && (!found.is_empty() || name == "KVB_OK")
-        {
-            found.insert((name.to_owned(), value.parse().unwrap()));
-        } else if !found.is_empty() {
-            break;
-        }
-    }
-    found
+    let source = read("src/ffi/status.rs");
+    let constants = source.lines().filter_map(|line| {
+        let (name, value) = line
+            .trim()
+            .strip_prefix("pub const ")?
+            .strip_suffix(';')?
+            .split_once(": kvb_status = ")?;
+        Some((name.to_owned(), value.parse::<i32>().unwrap()))
+    });
+    constants
+        .inspect(|(name, value)| {
+            let line = format!("#define {name} {value}");
+            assert!(header.lines().any(|it| it == line), "{line}");
+        })
+        .collect()
 }
 
 /// The cells of a table's rows whose first one is a name in backquotes.

@@ -227,7 +227,7 @@ impl Transfers {
         let cache = cache.part(place, BATCH);
         let mut sources: Vec<_> = cache
             .chunks_exact(self.page / 2)
-            .map(|piece| (&*piece).into())
+            .map(|piece| (&piece[..]).into())
             .collect();
         let ends = self.ends();
         let mut outcomes = Vec::with_capacity(ends.len());
@@ -352,7 +352,7 @@ impl Sealed {
         let capacity = (SET + SET / 16) as u64;
         let pool = Pool::new(capacity, 0.0, Duration::from_secs(3600), clock)?;
         let template = template(PAGE as u64)?;
-        let payload: Vec<u8> = (0..PAGE).map(|at| (at * 7 >> 3) as u8).collect();
+        let payload: Vec<u8> = (0..PAGE).map(|at| ((at * 7) >> 3) as u8).collect();
         let mut batches = Vec::new();
         let mut outcomes = Vec::new();
         for batch in 0..SET / PAGE / count {

@@ -70,4 +70,12 @@ pub trait LocalWorker: Send + Sync {
 
     /// Moves the report into `into`, whose lists are empty.
     fn take_report(&self, into: &mut Report);
+
+    /// The scheduler forgot this life of a request: it ended, or its allocation was released. What is
+    /// bound of it and not under way, or is bound later, must not move any more.
+    fn life_ended(&self, request_id: u64, generation: u64);
+
+    /// What the scheduler writes into its metadata, so that this worker takes no other's. Not 0,
+    /// which stands for any.
+    fn source(&self) -> u64;
 }

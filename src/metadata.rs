@@ -98,6 +98,7 @@ impl Transfers {
 #[derive(Debug, Default)]
 pub struct Metadata {
     pass: u64,
+    source: u64,
     fingerprint: [u8; 16],
     hash_bytes: u32,
     groups: Vec<u32>,
@@ -109,12 +110,23 @@ pub struct Metadata {
 /// Keeps the lists of dropped metadata for the next pass, so that building one allocates nothing
 /// in steady state.
 #[derive(Debug, Default)]
-pub struct Recycler(Mutex<Vec<(Vec<u32>, Transfers, Transfers)>>);
+pub struct Recycler {
+    source: u64,
+    spares: Mutex<Vec<(Vec<u32>, Transfers, Transfers)>>,
+}
 
 /// Metadata in flight at once in a normal engine; lists beyond this are freed.
 const SPARES: usize = 4;
 
 impl Recycler {
+    /// Makes metadata of this source: the scheduler's own number.
+    pub fn new(source: u64) -> Self {
+        Self {
+            source,
+            spares: Mutex::default(),
+        }
+    }
+
     /// An empty metadata whose lists come from an earlier one where there is one.
     pub fn metadata(
         self: &Arc<Self>,
@@ -122,9 +134,10 @@ impl Recycler {
         fingerprint: [u8; 16],
         hash_bytes: u32,
     ) -> Metadata {
-        let (groups, loads, saves) = self.0.lock().pop().unwrap_or_default();
+        let (groups, loads, saves) = self.spares.lock().pop().unwrap_or_default();
         Metadata {
             pass,
+            source: self.source,
             fingerprint,
             hash_bytes,
             groups,
@@ -143,7 +156,7 @@ impl Drop for Metadata {
         self.groups.clear();
         self.loads.clear();
         self.saves.clear();
-        let mut spares = home.0.lock();
+        let mut spares = home.spares.lock();
         if spares.len() < SPARES {
             spares.push((
                 std::mem::take(&mut self.groups),
@@ -157,6 +170,7 @@ impl Drop for Metadata {
 impl PartialEq for Metadata {
     fn eq(&self, other: &Self) -> bool {
         self.pass == other.pass
+            && self.source == other.source
             && self.fingerprint == other.fingerprint
             && self.hash_bytes == other.hash_bytes
             && self.groups == other.groups
@@ -169,6 +183,11 @@ impl Metadata {
     /// Number of the pass, rising per scheduler.
     pub fn pass(&self) -> u64 {
         self.pass
+    }
+
+    /// Which scheduler built it.
+    pub fn source(&self) -> u64 {
+        self.source
     }
 
     /// Digest of the settings that scheduler and worker must share.
@@ -248,6 +267,7 @@ impl Metadata {
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&self.pass.to_le_bytes());
+        out.extend_from_slice(&self.source.to_le_bytes());
         out.extend_from_slice(&self.fingerprint);
         out.extend_from_slice(&self.hash_bytes.to_le_bytes());
         put_count(out, self.groups.len());
@@ -280,6 +300,7 @@ impl Metadata {
                 + transfers.pages.len() * 4
         };
         4 + 4
+            + 8
             + 8
             + 16
             + 4
@@ -314,6 +335,7 @@ impl Metadata {
             );
         }
         let pass = reader.u64()?;
+        let source = reader.u64()?;
         let fingerprint = reader.array::<16>()?;
         let hash_bytes = reader.u32()?;
         if hash_bytes != 16 && hash_bytes != 32 {
@@ -330,6 +352,7 @@ impl Metadata {
         }
         Ok(Self {
             pass,
+            source,
             fingerprint,
             hash_bytes,
             groups,

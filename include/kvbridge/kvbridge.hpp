@@ -517,7 +517,9 @@ inline void set_log(LogSink sink, int32_t max_level = KVB_LOG_INFO) {
   /* Never destroyed: threads of the library may outlive static destructors. */
   static LogSink* current = nullptr;
   auto fresh = sink ? std::make_unique<LogSink>(std::move(sink)) : nullptr;
-  std::lock_guard<std::mutex> lock(mutex);
+  /* Waiting here could wait for a callback that itself came to set the log. */
+  std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+  if (!lock) throw Error(KVB_BUSY, "kvb::set_log: another call is setting the log");
   check(kvb_set_log(fresh ? detail::log_thunk : nullptr, fresh.get(), max_level));
   delete std::exchange(current, fresh.release());
 }

@@ -1,7 +1,7 @@
 //! The one way in: every exported function runs its body here, so that nothing unwinds into the
 //! host, every failure leaves its text, and what happens inside can be logged.
 
-use super::status::{self, KVB_OK, KVB_PANIC, kvb_status};
+use super::status::{self, KVB_BUSY, KVB_OK, KVB_PANIC, kvb_status};
 use super::{log, message};
 use crate::error::Result;
 use std::any::Any;
@@ -20,6 +20,12 @@ thread_local! {
 ///
 /// Handles that `body` holds when it panics are poisoned by their own guards (`handle`).
 pub(super) fn guard(function: &'static str, body: impl FnOnce() -> Result<()>) -> kvb_status {
+    if log::is_speaking() {
+        message::set(format_args!(
+            "{function}: called from inside the log callback"
+        ));
+        return KVB_BUSY;
+    }
     match caught(|| log::scope(body)) {
         Ok(Ok(())) => KVB_OK,
         Ok(Err(error)) => {
@@ -127,6 +133,14 @@ mod tests {
         assert_eq!(guard("kvb_try", || panic!("block {}", 7)), KVB_PANIC);
         message::with(|text| assert!(text.contains("block 7"), "{text}"));
         assert_eq!(guard("kvb_try", || panic::panic_any(Explosive)), KVB_PANIC);
+    }
+
+    #[test]
+    fn a_call_from_inside_the_log_callback_is_refused_before_it_begins() {
+        let status = log::while_speaking(|| guard("kvb_try", || panic!("it began")));
+        assert_eq!(status, KVB_BUSY);
+        message::with(|text| assert!(text.contains("log callback"), "{text}"));
+        assert_eq!(guard("kvb_try", || Ok(())), KVB_OK);
     }
 
     #[test]

@@ -72,7 +72,7 @@ thread_local! {
 /// Sets or removes the callback. When this returns, the one before is not running and is never
 /// called again. `max_level` was checked.
 pub(super) fn set(callback: Option<Callback>, context: *mut c_void, max_level: i32) -> Result<()> {
-    if SPEAKING.try_with(Cell::get).unwrap_or(false) {
+    if is_speaking() {
         bail!(Busy, "the log callback must not set the log callback");
     }
     let mut sink = SINK.write();
@@ -86,6 +86,20 @@ pub(super) fn set(callback: Option<Callback>, context: *mut c_void, max_level: i
     // Making a dispatch is what has `tracing` ask all of them for their level again.
     drop(Dispatch::new(Forward));
     Ok(())
+}
+
+/// Whether this thread is inside the host's callback.
+pub(super) fn is_speaking() -> bool {
+    SPEAKING.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Runs `body` as if it were the host's callback.
+#[cfg(test)]
+pub(super) fn while_speaking<R>(body: impl FnOnce() -> R) -> R {
+    SPEAKING.with(|speaking| speaking.set(true));
+    let end = body();
+    SPEAKING.with(|speaking| speaking.set(false));
+    end
 }
 
 /// Runs `body` under our subscriber when somebody listens.

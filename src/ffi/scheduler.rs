@@ -159,7 +159,7 @@ pub unsafe extern "C" fn kvb_scheduler_match(
 }
 
 /// Reports that a request has its pages, and how many of the offered tokens the engine honours,
-/// counted from the offer's head. `pages` has one list per layer group, or several. A request that
+/// counted from the offer's head. `pages` has at most one list per layer group. A request that
 /// is not known is skipped.
 ///
 /// Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;

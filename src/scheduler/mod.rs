@@ -163,6 +163,7 @@ impl Scheduler {
         }
         Ok(Self {
             terms,
+            recycler: Arc::new(Recycler::new(link.source())),
             link,
             records: Records::default(),
             places: Vec::new(),
@@ -174,7 +175,6 @@ impl Scheduler {
             failed_from: HashMap::new(),
             pinned: HashSet::new(),
             report: Report::default(),
-            recycler: Arc::default(),
         })
     }
 

@@ -46,6 +46,13 @@ impl Scheduler {
             }
         }
         self.keep_log(log);
+        tracing::debug!(
+            "pass {}: {} requests, {} blocks to load, {} blocks to save",
+            self.pass,
+            steps.len(),
+            metadata.loads().blocks(),
+            metadata.saves().blocks()
+        );
         Ok(Arc::new(metadata))
     }
 
@@ -71,6 +78,14 @@ impl Scheduler {
         record.seen_in = self.build_calls;
         let known = if record.stage == Stage::Running {
             check_tokens(self.terms.scheme, id, step.new_tokens)?;
+            if !step.new_tokens.is_empty() && position < record.prompt_tokens {
+                bail!(
+                    Contradiction,
+                    "request {id}: {} new tokens at computed_position = {position}, before the prompt of {} tokens is computed; a report counts once build answered, also when its pass never ran",
+                    step.new_tokens.len(),
+                    record.prompt_tokens
+                );
+            }
             record.tokens + step.new_tokens.len() as u64
         } else {
             check_first_report(record, id, step.new_tokens)?;

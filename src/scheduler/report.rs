@@ -120,9 +120,11 @@ impl Scheduler {
     }
 
     pub(super) fn drop_record(&mut self, request_id: u64) {
-        if let Some(record) = self.records.remove(&request_id)
-            && self.spares.len() < SPARES
-        {
+        let Some(record) = self.records.remove(&request_id) else {
+            return;
+        };
+        self.link.life_ended(request_id, record.generation);
+        if self.spares.len() < SPARES {
             self.spares.push(record);
         }
     }

@@ -21,6 +21,8 @@ struct Fake {
     asked: Mutex<Vec<usize>>,
     groups: Mutex<Option<Arc<[GroupInfo]>>>,
     report: Mutex<Report>,
+    /// Lives that the scheduler forgot, with their generation.
+    ended: Mutex<Vec<(u64, u64)>>,
 }
 
 impl LocalWorker for Fake {
@@ -33,6 +35,12 @@ impl LocalWorker for Fake {
     }
     fn take_report(&self, into: &mut Report) {
         std::mem::swap(&mut *self.report.lock(), into);
+    }
+    fn life_ended(&self, request_id: u64, generation: u64) {
+        self.ended.lock().push((request_id, generation));
+    }
+    fn source(&self) -> u64 {
+        7
     }
 }
 

@@ -100,6 +100,7 @@ impl Worker {
     /// missing, since its tokens were already reported as computed and no rank can restart alone.
     /// On a single rank or ADP owner a lost page is no error: see [`Worker::take_failed_loads`].
     pub fn start_load(&mut self, stream: Stream) -> Result<()> {
+        self.hear_of_ended_lives();
         if let Some(error) = self.deferred.take() {
             self.abandon_loads();
             return Err(error);

@@ -237,6 +237,12 @@ impl Worker {
             self.staging_bytes,
             self.batch,
         )?;
+        tracing::info!(
+            "rank {}: a layout of {} layer groups is registered, {} pages per call of the pool",
+            self.shared.terms.global_rank,
+            plan.groups.len(),
+            mover.batch
+        );
         self.mover = Some(Arc::new(mover));
         self.first_plan = Some(Arc::clone(&plan));
         *self.shared.plan.write() = Some(plan);
@@ -350,6 +356,14 @@ impl LocalWorker for SchedulerLink {
 
     fn take_report(&self, into: &mut Report) {
         self.0.take_report(into);
+    }
+
+    fn life_ended(&self, request_id: u64, generation: u64) {
+        self.0.life_ended(request_id, generation);
+    }
+
+    fn source(&self) -> u64 {
+        self.0.source()
     }
 }
 

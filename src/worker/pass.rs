@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Bound, EndedLife, Worker};
 use crate::error::{Error, Kind, Result, bail};
+use crate::link::LocalWorker;
 use crate::metadata::Metadata;
 
 /// How many passes ahead of `bind` an engine may build: so many calls of `bind` later a life that
@@ -22,6 +23,7 @@ impl Worker {
     /// are reported as failed (under TP by the next `start_load`), and its saves that were not
     /// queued count as not submitted. Never fails: what is wrong is said by the next `start_load`.
     pub fn bind(&mut self, metadata: Arc<Metadata>) {
+        self.hear_of_ended_lives();
         let abandoned = self.abandon_loads();
         self.deferred = self.deferred.take().or(abandoned);
         let mut bound = Bound {
@@ -52,7 +54,30 @@ impl Worker {
         self.bound = Some(bound);
     }
 
+    /// Takes out of the bound metadata, and of those that are bound later, what the local scheduler
+    /// forgot since the last call.
+    pub(super) fn hear_of_ended_lives(&mut self) {
+        let mut ended = self.shared.ended.lock();
+        if let Some(bound) = &mut self.bound {
+            bound.drop_lives(ended.iter().copied());
+        }
+        let at = self.binds;
+        self.ended.extend(
+            ended
+                .drain(..)
+                .map(|(id, generation)| EndedLife { id, generation, at }),
+        );
+    }
+
     fn check(&self, metadata: &Metadata) -> Result<()> {
+        let own = LocalWorker::source(self.shared.as_ref());
+        if own != 0 && metadata.source() != own {
+            bail!(
+                Contradiction,
+                "bind: the metadata of pass {} was built by another scheduler than the one beside this worker",
+                metadata.pass()
+            );
+        }
         if metadata.fingerprint() != &self.shared.terms.fingerprint {
             bail!(
                 Contradiction,

@@ -62,6 +62,7 @@ impl Worker {
     /// Blocks: no. Errors: `BadState` when nothing is bound, when loads of this pass were never started, or without a
     /// layout; `Closed` after shutdown; `DeviceFailed`. The pass does not count as run then.
     pub fn wait_for_save(&mut self, stream: Stream) -> Result<()> {
+        self.hear_of_ended_lives();
         let Some(bound) = &mut self.bound else {
             bail!(BadState, "wait_for_save: no metadata is bound");
         };

@@ -1,12 +1,13 @@
 //! The part of a worker that several threads see: the engine's, the scheduler's and the save
 //! thread. Lookups live here, since they may run beside everything else.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::finished::Finished;
+use super::finished::{Finished, Life};
 use super::plan::PagePlan;
 use crate::engine::Terms;
 use crate::keys::Keys;
@@ -29,6 +30,10 @@ pub(super) struct Shared {
     pub plan: RwLock<Option<Arc<PagePlan>>>,
     pub finished: Mutex<Finished>,
     report: Mutex<Report>,
+    /// Lives that the scheduler forgot and the worker has not heard of.
+    pub ended: Mutex<Vec<Life>>,
+    /// The attached scheduler's number; 0 without one.
+    source: AtomicU64,
     /// A scheduler takes the reports; without one none are kept.
     has_scheduler: AtomicBool,
     pub closed: AtomicBool,
@@ -45,6 +50,8 @@ impl Shared {
             plan: RwLock::new(None),
             finished: Mutex::default(),
             report: Mutex::default(),
+            ended: Mutex::default(),
+            source: AtomicU64::new(0),
             has_scheduler: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             lookup_chunk_blocks,
@@ -54,11 +61,18 @@ impl Shared {
 
     /// Lets one scheduler take the reports; false when one does already.
     pub fn attach_scheduler(&self) -> bool {
-        !self.has_scheduler.swap(true, Ordering::AcqRel)
+        let free = !self.has_scheduler.swap(true, Ordering::AcqRel);
+        if free {
+            // From the process's random source, since metadata comes from other processes too.
+            let random = RandomState::new().hash_one(std::process::id());
+            self.source.store(random.max(1), Ordering::Release);
+        }
+        free
     }
 
     /// Ends it; what was not taken is forgotten.
     pub fn detach_scheduler(&self) {
+        self.source.store(0, Ordering::Release);
         self.has_scheduler.store(false, Ordering::Release);
         self.report.lock().clear();
     }
@@ -144,5 +158,13 @@ impl LocalWorker for Shared {
         if !report.is_empty() {
             std::mem::swap(&mut *report, into);
         }
+    }
+
+    fn life_ended(&self, request_id: u64, generation: u64) {
+        self.ended.lock().push((request_id, generation));
+    }
+
+    fn source(&self) -> u64 {
+        self.source.load(Ordering::Acquire)
     }
 }

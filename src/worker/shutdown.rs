@@ -10,6 +10,9 @@ use crate::lane::Drain;
 /// How long [`Worker::drop`] lets queued saves run.
 const PATIENCE_ON_DROP: Duration = Duration::from_secs(10);
 
+/// How long a thread without work may take to end.
+const PATIENCE_IDLE: Duration = Duration::from_secs(1);
+
 impl Worker {
     /// Ends the worker: queued saves run until the deadline, later ones are dropped and counted, the
     /// thread is joined, staging is taken back from the pool and the connection closed. After it the
@@ -23,7 +26,14 @@ impl Worker {
         self.abandon_loads();
         let mut stuck = 0;
         if let Some(saves) = &self.saves {
-            stuck = saves.close(deadline, Drain::Run).stuck;
+            // A thread with nothing to do ends at once, but not in no time.
+            let idle = self.shared.finished.lock().in_flight() == 0;
+            let patience = if idle {
+                deadline.max(PATIENCE_IDLE)
+            } else {
+                deadline
+            };
+            stuck = saves.close(patience, Drain::Run).stuck;
             if let Some(panic) = saves.take_panic() {
                 tracing::error!("the save thread lost a pass to a panic: {panic}");
             }
@@ -41,6 +51,10 @@ impl Worker {
                 deadline.as_millis()
             );
         }
+        tracing::info!(
+            "rank {}: the worker was shut down",
+            self.shared.terms.global_rank
+        );
         self.shared.store.close()
     }
 }

@@ -131,8 +131,8 @@ fn c3_batches_verdicts_and_counts() {
         assert_eq!((stats.failed_load_requests, stats.bad_seals), (1, seals));
         // The first batch is in the cache, of the second nothing.
         let pages = rig.live[&2].pages.clone();
-        for block in 0..8 {
-            let page = rig.ranks[0].cache.read(OWN, pages[0][block]);
+        for (block, page) in pages[0][..8].iter().enumerate() {
+            let page = rig.ranks[0].cache.read(OWN, *page);
             let landed = page == rig::content(&tokens, block, OWN, 0, 64);
             assert_eq!(landed, block < 2, "{action:?} {block}");
         }

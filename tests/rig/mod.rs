@@ -453,13 +453,7 @@ impl Rig {
             .allocated(id, honoured as u64, &lists)
             .unwrap();
         for block in 0..local / T {
-            for rank in &mut self.ranks {
-                for kind in rank.cache.parts() {
-                    let size = rank.cache.page_bytes(kind);
-                    let bytes = content(tokens, block, kind, rank.number, size);
-                    rank.cache.write(kind, pages[kind.0][block], &bytes);
-                }
-            }
+            self.compute_block(tokens, &pages, block);
         }
         self.live.insert(
             id,
@@ -519,22 +513,28 @@ impl Rig {
         results.into_iter().collect()
     }
 
+    /// Puts a block's bytes into every rank's cache.
+    fn compute_block(&mut self, tokens: &[i32], pages: &[Vec<i32>], block: usize) {
+        for rank in &mut self.ranks {
+            for kind in rank.cache.parts() {
+                let size = rank.cache.page_bytes(kind);
+                let bytes = content(tokens, block, kind, rank.number, size);
+                rank.cache.write(kind, pages[kind.0][block], &bytes);
+            }
+        }
+    }
+
     /// The forward pass: restored tokens count, chunks are computed, complete blocks get their bytes.
     pub fn forward(&mut self, chunks: &[(u64, usize)]) {
         for &(id, scheduled) in chunks {
-            let live = self.live.get_mut(&id).unwrap();
+            let mut live = self.live.remove(&id).unwrap();
             let from = live.computed + live.restore;
             live.computed = (from + scheduled).min(live.tokens.len());
             live.restore = 0;
             for block in from / T..live.computed / T {
-                for rank in &mut self.ranks {
-                    for kind in rank.cache.parts() {
-                        let size = rank.cache.page_bytes(kind);
-                        let bytes = content(&live.tokens, block, kind, rank.number, size);
-                        rank.cache.write(kind, live.pages[kind.0][block], &bytes);
-                    }
-                }
+                self.compute_block(&live.tokens, &live.pages, block);
             }
+            self.live.insert(id, live);
         }
     }
 

@@ -224,11 +224,8 @@ impl Transfers {
         }
         let (batch, place) = self.begin();
         let mut cache = self.cache.borrow_mut();
-        let cache = cache.part(place, BATCH);
-        let mut sources: Vec<_> = cache
-            .chunks_exact(self.page / 2)
-            .map(|piece| (&piece[..]).into())
-            .collect();
+        let cache: &[u8] = cache.part(place, BATCH);
+        let mut sources: Vec<_> = cache.chunks_exact(self.page / 2).map(Into::into).collect();
         let ends = self.ends();
         let mut outcomes = Vec::with_capacity(ends.len());
         let start = Stopwatch::start();

@@ -38,6 +38,14 @@ impl Records {
         self.at(place)
     }
 
+    /// All records with their requests' ids, in no order.
+    #[cfg(test)]
+    pub fn iter(&self) -> impl Iterator<Item = (&u64, &Record)> {
+        self.places
+            .keys()
+            .filter_map(|id| Some((id, self.get(id)?)))
+    }
+
     /// Adds the record of a request that has none.
     pub fn insert(&mut self, id: u64, record: Record) {
         let place = match self.vacant.pop() {

@@ -111,12 +111,12 @@ fn a_bound_pass_that_is_replaced_hands_its_loads_back_and_its_saves_stay_open() 
     );
     rig.bind(&metadata);
     // No start_load, no forward pass, no wait_for_save: the next pass comes.
-    rig.finish(1, FinishReason::Preempted);
     let next = rig.build(&[(2, 3 * T)]);
     assert_eq!(next.saves().blocks(), 3, "emitted again, watermark unmoved");
     rig.bind(&next);
     assert_eq!(rig.ranks[0].worker.take_failed_loads(), [1]);
     assert!(rig.ranks[0].worker.take_failed_loads().is_empty());
+    rig.finish(1, FinishReason::Preempted);
     rig.start_load().unwrap();
     rig.forward(&[(2, 3 * T)]);
     rig.wait_for_save();
@@ -258,6 +258,10 @@ fn a_scheduler_that_is_made_anew_starts_new_lives() {
     // The first one is dropped before the second one is connected.
     struct Nobody;
     impl kvbridge::link::LocalWorker for Nobody {
+        fn life_ended(&self, _: u64, _: u64) {}
+        fn source(&self) -> u64 {
+            1
+        }
         fn lookup(&self, _: &[u8]) -> usize {
             0
         }

@@ -33,7 +33,8 @@
  * Buffers. `buffer`, `capacity`, `out_needed`: too little room answers KVB_TOO_SMALL with the
  *    bytes that are needed in out_needed, and writes nothing else. Ask with capacity 0. A char
  *    buffer gets a terminated text, and out_needed counts the terminator.
- * Host functions. They must not throw or unwind; one that does ends the process.
+ * Host functions. They must not throw or unwind; one that does ends the process. Calls from
+ *    inside the log callback answer KVB_BUSY and do nothing, but for kvb_last_error.
  */
 
 #ifndef KVBRIDGE_KVBRIDGE_H
@@ -1083,7 +1084,7 @@ kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
 
 /*
  Reports that a request has its pages, and how many of the offered tokens the engine honours,
- counted from the offer's head. `pages` has one list per layer group, or several. A request that
+ counted from the offer's head. `pages` has at most one list per layer group. A request that
  is not known is skipped.
 
  Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;

@@ -65,11 +65,4 @@ impl Records {
         self.vacant.push(place);
         self.slots.get_mut(place as usize)?.take()
     }
-
-    /// Ids and records, in no order: for tests that compare states.
-    #[cfg(test)]
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Record)> {
-        let ids = self.places.keys().copied();
-        ids.filter_map(|id| Some((id, self.get(&id)?)))
-    }
 }

@@ -638,3 +638,90 @@ proptest! {
         rig.ranks[0].worker.shutdown(LONG).unwrap();
     }
 }
+
+/// A request with two blocks in the pool and two to compute, in a pass that was built.
+fn half_known(rig: &mut Rig) -> (Vec<i32>, Arc<kvbridge::metadata::Metadata>) {
+    let known = prompt(1, 2 * T);
+    rig.publish(9, &known);
+    let tokens = [known, prompt(2, 3 * T)].concat();
+    assert_eq!(rig.admit(6, &tokens), 2 * T as u64);
+    let metadata = rig.build(&[(6, 2 * T)]);
+    assert_eq!(
+        (metadata.loads().blocks(), metadata.saves().blocks()),
+        (2, 2)
+    );
+    (tokens, metadata)
+}
+
+#[test]
+fn a_request_that_ends_between_build_and_bind_moves_nothing() {
+    let mut rig = Rig::new(small());
+    let (tokens, metadata) = half_known(&mut rig);
+    // Pinned, announced, and reported at once, since nothing was queued: the pages are overwritten.
+    assert!(rig.finish(6, FinishReason::Cancelled));
+    assert_eq!(rig.poll(), [6]);
+    rig.bind(&metadata);
+    rig.start_load().unwrap();
+    rig.wait_for_save();
+    rig.drain();
+    assert_eq!(rig.asked(Call::Get), 0, "freed pages were loaded into");
+    assert_eq!(verify(&rig, &tokens), 2);
+}
+
+#[test]
+fn a_request_that_is_reset_between_load_and_save_publishes_nothing() {
+    let mut rig = Rig::new(small());
+    let (tokens, metadata) = half_known(&mut rig);
+    rig.bind(&metadata);
+    rig.start_load().unwrap();
+    rig.scheduler.reset(6);
+    rig.wait_for_save();
+    rig.drain();
+    assert_eq!(verify(&rig, &tokens), 2);
+}
+
+#[test]
+fn a_request_that_is_cancelled_before_its_forward_pass_publishes_nothing() {
+    let mut rig = Rig::new(small());
+    let (tokens, metadata) = half_known(&mut rig);
+    rig.bind(&metadata);
+    rig.start_load().unwrap();
+    // The batch runs without it, so its chunk is never computed.
+    assert!(rig.finish(6, FinishReason::Cancelled));
+    rig.wait_for_save();
+    rig.drain();
+    assert_eq!(rig.poll(), [6]);
+    assert_eq!(verify(&rig, &tokens), 2);
+}
+
+#[test]
+fn a_report_that_comes_twice_is_a_contradiction() {
+    let mut rig = Rig::new(small());
+    let (tokens, _) = half_known(&mut rig);
+    // As an engine would that thinks the report of a pass that never ran did not count.
+    let again = kvbridge::scheduler::Step {
+        request_id: 6,
+        new_tokens: kvbridge::keys::Tokens::I32(&tokens),
+        pages: &[],
+        computed_position: 0,
+        scheduled_tokens: 2 * T as u64,
+    };
+    let error = rig.scheduler.build(&[again]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Contradiction);
+    assert!(error.message().contains("new tokens"), "{error}");
+    assert_eq!(rig.build(&[(6, 2 * T)]).saves().blocks(), 2);
+}
+
+#[test]
+fn metadata_of_another_scheduler_is_refused() {
+    let mut rig = Rig::new(small());
+    let mut other = Rig::on(small(), Arc::clone(&rig.pool));
+    let (_, metadata) = half_known(&mut rig);
+    other.bind(&metadata);
+    let error = other.start_load().unwrap_err();
+    assert_eq!(error.kind(), Kind::Contradiction);
+    assert!(error.message().contains("another scheduler"), "{error}");
+    other.wait_for_save();
+    other.drain();
+    assert_eq!(other.asked(Call::Put), 0);
+}

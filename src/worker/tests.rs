@@ -217,10 +217,10 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
     );
     let recycler = Arc::new(Recycler::default());
     let own = worker.terms().fingerprint;
-    let metadata = |fingerprint, group| {
+    let metadata = |fingerprint, group, life| {
         let mut metadata = recycler.metadata(1, fingerprint, 32);
         metadata.set_groups(std::iter::once(group));
-        metadata.loads_mut().begin_run(7, 1, 0, &[0; 32]);
+        metadata.loads_mut().begin_run(7, life, 0, &[0; 32]);
         metadata
             .loads_mut()
             .push_block(&[1; 32], std::iter::once(0));
@@ -231,7 +231,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
         Arc::new(metadata)
     };
     // Pages to load, but no layout.
-    worker.bind(metadata(own, 5));
+    worker.bind(metadata(own, 5, 1));
     assert_eq!(
         worker.start_load(Stream::default()).unwrap_err().kind(),
         Kind::BadState
@@ -240,7 +240,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
     worker
         .register_layout(cache(&memory, 64, "bfloat16", false))
         .unwrap();
-    for wrong in [metadata([9; 16], 5), metadata(own, 6)] {
+    for wrong in [metadata([9; 16], 5, 900), metadata(own, 6, 2)] {
         worker.bind(wrong);
         let error = worker.start_load(Stream::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Contradiction);

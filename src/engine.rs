@@ -33,7 +33,7 @@ pub enum Drafter {
 
 /// Where the KV cache lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceKind {
+pub enum DeviceChoice {
     /// Memory that the CPU can read and write.
     Host,
     /// Memory of a CUDA device; `None` is the context that is current at registration.
@@ -68,7 +68,7 @@ pub struct Engine {
     /// Each `bind` brings an allocation fence.
     pub supplies_fences: bool,
     /// Where the cache lives.
-    pub device: DeviceKind,
+    pub device: DeviceChoice,
 }
 
 /// What the engine reads once and has to arrange.
@@ -143,7 +143,7 @@ impl Engine {
                 "stage_through_host = false is not supported in this build"
             );
         }
-        if let DeviceKind::Cuda(_) = self.device {
+        if let DeviceChoice::Cuda(_) = self.device {
             bail!(
                 Unsupported,
                 "device_kind = cuda is not supported in this build; host is"

@@ -851,7 +851,7 @@ typedef struct kvb_stats {
 
  Threads: any. Blocks: while the pool is opened; the embedded one does not.
  Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
- says what does not go together; KVB_NO_MEMORY; KVB_NO_THREAD.
+ says what does not go together; KVB_NO_MEMORY.
  */
 kvb_status kvb_worker_new(const kvb_config *config,
                           const kvb_engine *engine,
@@ -872,7 +872,7 @@ kvb_status kvb_worker_declarations(const kvb_worker *worker, kvb_declarations *o
  Blocks: while staging memory is set up.
  Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
  KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
- KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY.
+ KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD.
  */
 kvb_status kvb_worker_register_layout(kvb_worker *worker, const kvb_layout *layout);
 

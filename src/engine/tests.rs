@@ -17,7 +17,7 @@ fn engine() -> Engine {
         max_draft_len: None,
         draft_shares_cache: true,
         supplies_fences: false,
-        device: DeviceKind::Host,
+        device: DeviceChoice::Host,
     }
 }
 
@@ -208,7 +208,7 @@ fn what_this_build_lacks_is_refused() {
     let direct = r#", "stage_through_host": false, "kvbridge": {"page_format": "raw"}"#;
     assert_eq!(refused(engine(), direct), Kind::Unsupported);
     let cuda = Engine {
-        device: DeviceKind::Cuda(None),
+        device: DeviceChoice::Cuda(None),
         ..engine()
     };
     assert_eq!(refused(cuda, ""), Kind::Unsupported);

@@ -1,7 +1,7 @@
 //! Plain data that several nouns share: bytes, tokens, the engine, requests, pages.
 
 use super::args::{self, Growable, Plain, choice, flag};
-use crate::engine::{DeviceKind, Drafter, Engine, Serving};
+use crate::engine::{DeviceChoice, Drafter, Engine, Serving};
 use crate::error::{Result, bail};
 use crate::keys::{Scope, Tokens};
 use crate::scheduler::{GroupPages, Request};
@@ -184,8 +184,8 @@ pub(super) unsafe fn engine(pointer: *const kvb_engine) -> Result<Engine> {
         (KVB_DRAFTER_OTHER, Drafter::Other),
     ];
     let device = [
-        (KVB_DEVICE_HOST, DeviceKind::Host),
-        (KVB_DEVICE_CUDA, DeviceKind::Cuda(ordinal)),
+        (KVB_DEVICE_HOST, DeviceChoice::Host),
+        (KVB_DEVICE_CUDA, DeviceChoice::Cuda(ordinal)),
     ];
     Ok(Engine {
         tokens_per_block: given.tokens_per_block,

@@ -133,7 +133,7 @@ unsafe impl Growable for kvb_stats {}
 ///
 /// Threads: any. Blocks: while the pool is opened; the embedded one does not.
 /// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
-/// says what does not go together; KVB_NO_MEMORY; KVB_NO_THREAD.
+/// says what does not go together; KVB_NO_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_new(
     config: *const kvb_config,
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn kvb_worker_declarations(
 /// Blocks: while staging memory is set up.
 /// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
 /// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
-/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY.
+/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_register_layout(
     worker: *mut kvb_worker,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::Config;
-use crate::engine::{DeviceKind, Drafter, Engine, Serving};
+use crate::engine::{DeviceChoice, Drafter, Engine, Serving};
 use crate::error::Kind;
 use crate::link::{BlockOf, GroupInfo};
 use crate::metadata::Metadata;
@@ -72,7 +72,7 @@ fn engine() -> Engine {
         max_draft_len: None,
         draft_shares_cache: true,
         supplies_fences: false,
-        device: DeviceKind::Host,
+        device: DeviceChoice::Host,
     }
 }
 

@@ -339,11 +339,14 @@ impl Worker {
         if !self.shared.terms.restarts_requests() {
             return;
         }
-        self.ended.push(EndedLife {
-            id: life.0,
-            generation: life.1,
-            at: self.binds,
-        });
+        // A metadata from elsewhere says nothing about lives of ours.
+        if life.1 <= self.newest_bound {
+            self.ended.push(EndedLife {
+                id: life.0,
+                generation: life.1,
+                at: self.binds,
+            });
+        }
         if !self.failed_loads.contains(&life.0) {
             self.failed_loads.push(life.0);
         }

@@ -13,6 +13,9 @@ use crate::node::{self, Budget};
 use crate::staging::{self, Slots};
 use crate::store::Store;
 
+/// Bytes that a core keeps in its second-level cache between two steps over them.
+const HOT_BYTES: u64 = 1 << 20;
+
 pub(super) struct Mover {
     pub plan: Arc<PagePlan>,
     pub memory: CacheMemory,
@@ -39,6 +42,14 @@ impl Mover {
         let page_bytes = plan.largest_payload();
         let batch =
             batch.min(u32::try_from(store.capabilities().keys_per_call).unwrap_or(u32::MAX));
+        // A store that answers at once gains nothing from large batches, and each page passes through
+        // the CPU three times (copy, seal, copy): so much of it that it stays in the cache meanwhile.
+        let hot = u32::try_from(HOT_BYTES / page_bytes.max(1)).unwrap_or(u32::MAX);
+        let batch = if store.capabilities().can_be_late {
+            batch
+        } else {
+            batch.min(hot.max(1))
+        };
         let sizes = staging::plan(budget, 1, page_bytes, batch);
         if sizes.raised {
             tracing::warn!(

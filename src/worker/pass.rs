@@ -33,7 +33,9 @@ impl Worker {
             metadata,
         };
         let metadata = &bound.metadata;
-        if let Err(error) = self.check(metadata) {
+        let checked = self.check(metadata);
+        let is_ours = checked.is_ok();
+        if let Err(error) = checked {
             self.deferred.get_or_insert(error);
             // Nothing of it means here what it meant where it was built.
             bound.saves_taken = true;
@@ -43,7 +45,9 @@ impl Worker {
         self.ended.retain(|ended| ended.at + BUILT_AHEAD >= binds);
         let lists = [metadata.loads(), metadata.saves()];
         for run in lists.into_iter().flat_map(|list| list.runs()) {
-            self.newest_bound = self.newest_bound.max(run.generation);
+            if is_ours {
+                self.newest_bound = self.newest_bound.max(run.generation);
+            }
             let life = (run.request_id, run.generation);
             let mut ended = self.ended.iter();
             let is_stale = ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::device::{HostDevice, HostMemory, Stream};
-use crate::engine::{DeviceKind, Drafter, Serving};
+use crate::engine::{DeviceChoice, Drafter, Serving};
 use crate::lane::ManualClock;
 use crate::layout::{Group, Layout, Part, Region};
 use crate::metadata::Recycler;
@@ -27,7 +27,7 @@ fn engine(rank: u32, world: u32) -> Engine {
         max_draft_len: None,
         draft_shares_cache: true,
         supplies_fences: false,
-        device: DeviceKind::Host,
+        device: DeviceChoice::Host,
     }
 }
 
@@ -241,7 +241,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
     worker
         .register_layout(cache(&memory, 64, "bfloat16", false))
         .unwrap();
-    for wrong in [metadata([9; 16], 5, 3), metadata(own, 6, 4)] {
+    for wrong in [metadata([9; 16], 5, 900), metadata(own, 6, 2)] {
         worker.bind(wrong);
         let error = worker.start_load(Stream::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Contradiction);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use kvbridge::config::Config;
 use kvbridge::device::{CacheMemory, Device, HostDevice, HostMemory, Stream};
-use kvbridge::engine::{DeviceKind, Drafter, Engine, Serving};
+use kvbridge::engine::{DeviceChoice, Drafter, Engine, Serving};
 use kvbridge::error::Result;
 use kvbridge::keys::{Chain, Geometry, Keys, Naming, Scope, Shard, Template, Tokens, seed};
 use kvbridge::lane::{ManualClock, Mode, Stepper};
@@ -123,7 +123,7 @@ impl Setup {
             max_draft_len: Some(3),
             draft_shares_cache: true,
             supplies_fences: false,
-            device: DeviceKind::Host,
+            device: DeviceChoice::Host,
         }
     }
 }

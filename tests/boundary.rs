@@ -1,0 +1,331 @@
+//! Every exported function with every input that a host can get wrong. The walk is derived from
+//! the public header: a function, parameter or type for which there are no inputs fails it.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![allow(unsafe_code, reason = "calls the library as a host does")]
+
+#[path = "boundary/header.rs"]
+mod header;
+#[path = "boundary/inputs.rs"]
+mod inputs;
+#[path = "boundary/world.rs"]
+mod world;
+
+use header::Function;
+use inputs::{Bad, Expect};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use world::{Arena, Library, World, announce, forget_error, last_error, word};
+
+/// The log callback and the crash's label are the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Takes no parameters, so that nothing can be wrong.
+const WITHOUT: [&str; 2] = ["kvb_version", "kvb_abi_version"];
+
+fn returns_status(function: &Function) -> bool {
+    function.returns == "kvb_status"
+}
+
+/// Calls with one bad input and says what was wrong with what came of it.
+fn complaint(world: &World, function: &Function, index: usize) -> Option<String> {
+    let library = Library::get();
+    let header = &library.header;
+    let mut arena = Arena::new();
+    let mut built = world.build(function, &mut arena);
+    built.apply(index);
+    let Bad { label, expect, .. } = &built.bad[index];
+    let before = arena.snapshot();
+    let memory = world.memory.clone();
+    forget_error(&function.name);
+    announce(label);
+    let status = library.call(&function.name, &built.arguments);
+    let text = last_error();
+    let said = text.starts_with(&format!("{}: ", function.name));
+    let complain = |what: &str| Some(format!("{label}: {what}; status {status}, \"{text}\""));
+
+    let number = |name: &str| header.constants[name] as i32;
+    let failed = match function.returns.as_str() {
+        "kvb_status" => status != 0,
+        "void" => said,
+        _ => status == 0,
+    };
+    if returns_status(function) {
+        if !header.statuses(function).contains(&i64::from(status)) {
+            return complain("this status is not documented");
+        }
+        if function.name != "kvb_last_error" && said != failed {
+            return complain("the text is not the status's");
+        }
+    }
+    if let Expect::Refused(status_name, path) = expect {
+        if returns_status(function) && status != number(status_name) {
+            return complain(&format!("this should be {status_name}"));
+        }
+        if !said || !text.contains(path.as_str()) {
+            return complain(&format!("the text does not name {path}"));
+        }
+    } else if *expect == Expect::Fine && failed {
+        return complain("this should be fine");
+    }
+    if failed {
+        let mut changed = arena.changed(&before);
+        if status == number("KVB_TOO_SMALL") {
+            let needed = function.parameters.iter();
+            let needed = needed.zip(&built.arguments);
+            let needed: Vec<_> = needed
+                .filter(|(parameter, _)| {
+                    parameter.name == "out_needed" || function.name == "kvb_last_error"
+                })
+                .map(|(_, argument)| *argument)
+                .collect();
+            changed.retain(|address| !needed.contains(address));
+        }
+        if !changed.is_empty() || memory != world.memory {
+            return complain("something was written");
+        }
+    } else {
+        release(function, &built.arguments);
+    }
+    None
+}
+
+/// Frees what a successful call made.
+fn release(function: &Function, arguments: &[u64]) {
+    for (parameter, argument) in function.parameters.iter().zip(arguments) {
+        if let Some(noun) = parameter.c_type.strip_suffix(" **") {
+            Library::get().call(&format!("{noun}_free"), &[word(*argument)]);
+        }
+    }
+    if function.name == "kvb_set_log" {
+        Library::get().must("kvb_set_log", &[0, 0, 0]);
+    }
+}
+
+#[test]
+fn every_function_refuses_every_bad_input() {
+    let _alone = ALONE.lock().unwrap();
+    let library = Library::get();
+    let mut names: Vec<_> = library
+        .header
+        .functions
+        .iter()
+        .map(|known| &known.name)
+        .collect();
+    let mut listed = library.header.table.clone();
+    listed.push("kvb_plugin_entry".to_owned());
+    listed.sort_unstable();
+    names.sort_unstable();
+    assert!(names.into_iter().eq(&listed), "the table lacks a function");
+
+    let (mut complaints, mut calls) = (Vec::new(), 0);
+    for function in &library.header.functions {
+        if WITHOUT.contains(&function.name.as_str()) {
+            assert!(function.parameters.is_empty());
+            continue;
+        }
+        let mut shared = World::new(&function.name);
+        let inputs = shared.build(function, &mut Arena::new()).bad;
+        assert!(!inputs.is_empty(), "{} has no inputs", function.name);
+        calls += inputs.len();
+        for (index, bad) in inputs.iter().enumerate() {
+            // What may succeed changes the world.
+            let own = match bad.expect {
+                Expect::Refused(..) => None,
+                _ => Some(World::new(&function.name)),
+            };
+            let world = own.as_ref().unwrap_or(&shared);
+            complaints.extend(complaint(world, function, index));
+            world.probe("");
+        }
+        // After all of that the function does what it is for.
+        let mut arena = Arena::new();
+        let arguments = shared.arguments(function, &mut arena);
+        announce(&function.name);
+        forget_error(&function.name);
+        let status = library.call(&function.name, &arguments);
+        if returns_status(function) && status != 0 {
+            complaints.push(format!("{} after all: {}", function.name, last_error()));
+        } else {
+            release(function, &arguments);
+        }
+        if let Some(noun) = function.name.strip_suffix("_free") {
+            assert!(
+                last_error().starts_with("kvb_layout_new"),
+                "{}",
+                last_error()
+            );
+            shared.handles.remove(noun);
+        }
+    }
+    assert!(
+        complaints.is_empty(),
+        "{} of {calls}:\n{}",
+        complaints.len(),
+        complaints.join("\n")
+    );
+}
+
+#[test]
+fn a_path_is_told_apart_from_no_path() {
+    let _alone = ALONE.lock().unwrap();
+    let mut arena = Arena::new();
+    let (path, out) = (arena.bytes(b"a\0b"), arena.room(8));
+    for (path, size, expected) in [
+        (path, 0, "path is empty"),
+        (path, 3, "path has a NUL at byte 1"),
+    ] {
+        let status = Library::get().call("kvb_config_from_file", &[path, size, out]);
+        let text = last_error();
+        assert_eq!(status, 1, "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+/// Functions that answer KVB_CLOSED for good after a shutdown.
+const CLOSED: [&str; 3] = [
+    "kvb_worker_register_layout",
+    "kvb_worker_lookup",
+    "kvb_worker_wait_for_save",
+];
+
+#[test]
+fn after_a_shutdown_every_function_has_a_documented_end() {
+    let _alone = ALONE.lock().unwrap();
+    let library = Library::get();
+    for function in &library.header.functions {
+        let mut parameters = function.parameters.iter();
+        let concerned = parameters.any(|field| {
+            field.c_type.contains("kvb_worker *") || field.c_type.contains("kvb_scheduler *")
+        });
+        if !concerned || !returns_status(function) {
+            continue;
+        }
+        let world = World::new(&function.name);
+        let worker = world.handles["kvb_worker"];
+        library.must("kvb_worker_shutdown", &[worker, 1000]);
+        let mut arena = Arena::new();
+        let arguments = world.arguments(function, &mut arena);
+        announce(&function.name);
+        let status = library.call(&function.name, &arguments);
+        let documented = library.header.statuses(function);
+        assert!(
+            documented.contains(&i64::from(status)),
+            "{}: {status}, {}",
+            function.name,
+            last_error()
+        );
+        if CLOSED.contains(&function.name.as_str()) {
+            assert_eq!(status, 12, "{}: {}", function.name, last_error());
+        }
+        if status == 0 {
+            release(function, &arguments);
+        }
+        library.must("kvb_worker_shutdown", &[worker, 1000]);
+        world.probe("");
+    }
+}
+
+/// What happened inside the log callback.
+struct Inside {
+    world: World,
+    wrong: Vec<String>,
+    called: BTreeSet<String>,
+}
+
+extern "C" fn call_everything(
+    context: &mut Inside,
+    _: i32,
+    _: *const u8,
+    _: usize,
+    _: *const u8,
+    _: usize,
+) {
+    let library = Library::get();
+    if !context.called.is_empty() {
+        return;
+    }
+    for function in &library.header.functions {
+        if WITHOUT.contains(&function.name.as_str()) || function.name == "kvb_last_error" {
+            continue;
+        }
+        let mut arena = Arena::new();
+        let arguments = context.world.arguments(function, &mut arena);
+        let before = arena.snapshot();
+        let status = library.call(&function.name, &arguments);
+        context.called.insert(function.name.clone());
+        let text = last_error();
+        let busy = !returns_status(function) || status == 11;
+        if !busy || !text.contains("log callback") || !arena.changed(&before).is_empty() {
+            context
+                .wrong
+                .push(format!("{}: {status}, {text}", function.name));
+        }
+    }
+}
+
+#[test]
+fn every_call_from_inside_the_log_callback_answers_busy() {
+    let _alone = ALONE.lock().unwrap();
+    let library = Library::get();
+    let mut inside = Inside {
+        world: World::new(""),
+        wrong: Vec::new(),
+        called: BTreeSet::new(),
+    };
+    let context = &raw mut inside as u64;
+    let callback = call_everything as *const () as u64;
+    library.must("kvb_set_log", &[callback, context, 5]);
+    // Making a world writes lines.
+    let other = World::new("");
+    library.must("kvb_set_log", &[0, 0, 0]);
+    drop(other);
+    assert!(inside.wrong.is_empty(), "{}", inside.wrong.join("\n"));
+    assert_eq!(inside.called.len(), library.header.functions.len() - 3);
+    // Nothing is poisoned and nothing was freed.
+    inside.world.probe("");
+}
+
+#[test]
+fn two_threads_on_one_handle_get_their_answer_or_busy() {
+    let _alone = ALONE.lock().unwrap();
+    let library = Library::get();
+    for function in &library.header.functions {
+        if !returns_status(function) {
+            continue;
+        }
+        let world = World::new(&function.name);
+        announce(&function.name);
+        // What one thread alone gets, the first time and later.
+        let mut expected = BTreeSet::from([11]);
+        for _ in 0..2 {
+            let mut arena = Arena::new();
+            let arguments = world.arguments(function, &mut arena);
+            expected.insert(library.call(&function.name, &arguments));
+        }
+        let turn = |world: &World| {
+            for _ in 0..20 {
+                let mut arena = Arena::new();
+                let arguments = world.arguments(function, &mut arena);
+                let status = library.call(&function.name, &arguments);
+                assert!(
+                    expected.contains(&status),
+                    "{}: {status}, {}",
+                    function.name,
+                    last_error()
+                );
+                if status == 0 && function.name != "kvb_set_log" {
+                    release(function, &arguments);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| turn(&world));
+            scope.spawn(|| turn(&world));
+        });
+        if function.name == "kvb_set_log" {
+            library.must("kvb_set_log", &[0, 0, 0]);
+        }
+        world.probe("");
+    }
+}

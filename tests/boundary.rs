@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "calls the library as a host does")]
 
+#[path = "boundary/good.rs"]
+mod good;
 #[path = "boundary/header.rs"]
 mod header;
 #[path = "boundary/inputs.rs"]
@@ -14,11 +16,14 @@ mod world;
 use header::Function;
 use inputs::{Bad, Expect};
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use world::{Arena, Library, World, announce, forget_error, last_error, word};
 
 /// The log callback and the crash's label are the process's.
-static ALONE: Mutex<()> = Mutex::new(());
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Takes no parameters, so that nothing can be wrong.
 const WITHOUT: [&str; 2] = ["kvb_version", "kvb_abi_version"];
@@ -104,7 +109,7 @@ fn release(function: &Function, arguments: &[u64]) {
 
 #[test]
 fn every_function_refuses_every_bad_input() {
-    let _alone = ALONE.lock().unwrap();
+    let _alone = alone();
     let library = Library::get();
     let mut names: Vec<_> = library
         .header
@@ -136,7 +141,7 @@ fn every_function_refuses_every_bad_input() {
             };
             let world = own.as_ref().unwrap_or(&shared);
             complaints.extend(complaint(world, function, index));
-            world.probe("");
+            world.probe();
         }
         // After all of that the function does what it is for.
         let mut arena = Arena::new();
@@ -168,7 +173,7 @@ fn every_function_refuses_every_bad_input() {
 
 #[test]
 fn a_path_is_told_apart_from_no_path() {
-    let _alone = ALONE.lock().unwrap();
+    let _alone = alone();
     let mut arena = Arena::new();
     let (path, out) = (arena.bytes(b"a\0b"), arena.room(8));
     for (path, size, expected) in [
@@ -191,7 +196,7 @@ const CLOSED: [&str; 3] = [
 
 #[test]
 fn after_a_shutdown_every_function_has_a_documented_end() {
-    let _alone = ALONE.lock().unwrap();
+    let _alone = alone();
     let library = Library::get();
     for function in &library.header.functions {
         let mut parameters = function.parameters.iter();
@@ -222,15 +227,14 @@ fn after_a_shutdown_every_function_has_a_documented_end() {
             release(function, &arguments);
         }
         library.must("kvb_worker_shutdown", &[worker, 1000]);
-        world.probe("");
+        world.probe();
     }
 }
 
-/// What happened inside the log callback.
+/// Calls to be made inside the log callback, and what came of them.
 struct Inside {
-    world: World,
-    wrong: Vec<String>,
-    called: BTreeSet<String>,
+    calls: Vec<(String, Arena, Vec<u64>)>,
+    answers: Vec<(String, i32, String, bool)>,
 }
 
 extern "C" fn call_everything(
@@ -241,37 +245,32 @@ extern "C" fn call_everything(
     _: *const u8,
     _: usize,
 ) {
-    let library = Library::get();
-    if !context.called.is_empty() {
-        return;
-    }
-    for function in &library.header.functions {
-        if WITHOUT.contains(&function.name.as_str()) || function.name == "kvb_last_error" {
-            continue;
-        }
-        let mut arena = Arena::new();
-        let arguments = context.world.arguments(function, &mut arena);
+    for (name, arena, arguments) in std::mem::take(&mut context.calls) {
         let before = arena.snapshot();
-        let status = library.call(&function.name, &arguments);
-        context.called.insert(function.name.clone());
-        let text = last_error();
-        let busy = !returns_status(function) || status == 11;
-        if !busy || !text.contains("log callback") || !arena.changed(&before).is_empty() {
-            context
-                .wrong
-                .push(format!("{}: {status}, {text}", function.name));
-        }
+        let status = Library::get().call(&name, &arguments);
+        let untouched = arena.changed(&before).is_empty();
+        let answer = (name, status, last_error(), untouched);
+        context.answers.push(answer);
     }
 }
 
 #[test]
 fn every_call_from_inside_the_log_callback_answers_busy() {
-    let _alone = ALONE.lock().unwrap();
+    let _alone = alone();
     let library = Library::get();
+    let world = World::new("");
+    let functions = library.header.functions.iter();
+    let functions = functions.filter(|function| {
+        !WITHOUT.contains(&function.name.as_str()) && function.name != "kvb_last_error"
+    });
+    let calls = functions.map(|function| {
+        let mut arena = Arena::new();
+        let arguments = world.arguments(function, &mut arena);
+        (function.name.clone(), arena, arguments)
+    });
     let mut inside = Inside {
-        world: World::new(""),
-        wrong: Vec::new(),
-        called: BTreeSet::new(),
+        calls: calls.collect(),
+        answers: Vec::new(),
     };
     let context = &raw mut inside as u64;
     let callback = call_everything as *const () as u64;
@@ -280,15 +279,27 @@ fn every_call_from_inside_the_log_callback_answers_busy() {
     let other = World::new("");
     library.must("kvb_set_log", &[0, 0, 0]);
     drop(other);
-    assert!(inside.wrong.is_empty(), "{}", inside.wrong.join("\n"));
-    assert_eq!(inside.called.len(), library.header.functions.len() - 3);
+    assert_eq!(
+        inside.answers.len(),
+        library.header.functions.len() - WITHOUT.len() - 1
+    );
+    for (name, status, text, untouched) in &inside.answers {
+        if returns_status(library.function(name)) {
+            assert_eq!(*status, 11, "{name}: {text}");
+        }
+        assert!(
+            text.starts_with(&format!("{name}: ")) && text.contains("log callback"),
+            "{name}: {text}"
+        );
+        assert!(untouched, "{name} wrote something");
+    }
     // Nothing is poisoned and nothing was freed.
-    inside.world.probe("");
+    world.probe();
 }
 
 #[test]
 fn two_threads_on_one_handle_get_their_answer_or_busy() {
-    let _alone = ALONE.lock().unwrap();
+    let _alone = alone();
     let library = Library::get();
     for function in &library.header.functions {
         if !returns_status(function) {
@@ -326,6 +337,6 @@ fn two_threads_on_one_handle_get_their_answer_or_busy() {
         if function.name == "kvb_set_log" {
             library.must("kvb_set_log", &[0, 0, 0]);
         }
-        world.probe("");
+        world.probe();
     }
 }

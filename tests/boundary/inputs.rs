@@ -1,8 +1,9 @@
 //! Arguments for any function, derived from the header: a set that succeeds, and for every
 //! parameter and every field behind it the values that a host can get wrong.
 
+use crate::good::good;
 use crate::header::{Field, Function, Struct, enumeration};
-use crate::world::{Arena, BLOCK, Library, SPARE, World, put, word};
+use crate::world::{Arena, Library, SPARE, World, put, word};
 
 /// Where a value stands.
 #[derive(Clone, Copy)]
@@ -343,7 +344,7 @@ impl Builder<'_> {
             }
         } else {
             let name = path.rsplit(['>', '.']).next().unwrap();
-            let bytes = self.bytes(owner, name, path);
+            let bytes = self.world.bytes(owner, name, path);
             count = (bytes.len() / element) as u64 / if name == "media_digests" { 32 } else { 1 };
             let address = self.arena.bytes(&bytes);
             self.set(place, address, 8);
@@ -440,31 +441,6 @@ impl Builder<'_> {
         enumeration(&after[..end]).map(str::to_owned)
     }
 
-    /// The bytes of a list that is no list of structs.
-    fn bytes(&self, owner: &str, name: &str, path: &str) -> Vec<u8> {
-        match name {
-            "path" => self.world.path.clone().into_bytes(),
-            "json" => br#"{"model_key": "m"}"#.to_vec(),
-            "bytes" => self.world.encoded.clone(),
-            "hashes" | "hash" => vec![7; 32],
-            "media_digests" => vec![9; 32],
-            "finished_ids" => [1_u64, 2].iter().flat_map(|id| id.to_ne_bytes()).collect(),
-            // None is what this build takes.
-            "loading_ids" => Vec::new(),
-            "layer_ids" => [0_u32, 1].iter().flat_map(|id| id.to_ne_bytes()).collect(),
-            "indices" => [0_i32, 1].iter().flat_map(|id| id.to_ne_bytes()).collect(),
-            "data" if owner == "kvb_tokens" => {
-                (0..2 * BLOCK as i32).flat_map(i32::to_ne_bytes).collect()
-            }
-            "data" if path.contains("number_format") => b"bfloat16".to_vec(),
-            "data" => b"some".to_vec(),
-            other => panic!(
-                "{}: no bytes for {other}; add them here",
-                self.function.name
-            ),
-        }
-    }
-
     fn shared_count(&self) -> bool {
         let mut parameters = self.function.parameters.iter();
         parameters.any(|parameter| parameter.name == "count")
@@ -515,25 +491,6 @@ fn is_length(name: &str) -> bool {
     ["size", "count", "capacity", "page_lists"].contains(&name)
         || name.ends_with("_size")
         || name.ends_with("_count")
-}
-
-/// A value with which the function succeeds; 0 for most.
-fn good(owner: &str, name: &str) -> u64 {
-    match (owner, name) {
-        ("kvb_engine" | "kvb_keys_hash_blocks", "tokens_per_block") => BLOCK,
-        ("kvb_engine", "tp_size") => 1,
-        ("kvb_request", "request_id") => 7,
-        ("kvb_request", "has_cache_salt" | "has_lora_identity" | "has_media") => 1,
-        ("kvb_step", "scheduled_tokens") => 2 * BLOCK,
-        ("kvb_region", "size" | "stride") => 64,
-        ("kvb_region", "slot_count") => 16,
-        ("kvb_pool", "num_blocks" | "num_layers" | "kv_factor") => 2,
-        ("kvb_pool", "block_size" | "element_bits") => 16,
-        ("kvb_piece", "size") => 64,
-        ("kvb_set_log", "max_level") => 1,
-        ("kvb_plugin_entry", "abi_version") => 1,
-        _ => 0,
-    }
 }
 
 extern "C" fn hear_nothing() {}

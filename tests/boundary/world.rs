@@ -150,12 +150,19 @@ impl Arena {
         self.memory.to_vec()
     }
 
-    /// The addresses of the words that differ from an earlier snapshot.
+    /// The addresses of the bytes that differ from an earlier snapshot.
     pub fn changed(&self, before: &[u64]) -> Vec<u64> {
         let pairs = self.memory.iter().zip(before);
         pairs
             .filter(|(now, before)| now != before)
-            .map(|(now, _)| std::ptr::from_ref(now) as u64)
+            .flat_map(|(now, before)| {
+                let bytes = now.to_ne_bytes().into_iter().zip(before.to_ne_bytes());
+                let start = std::ptr::from_ref(now) as u64;
+                let changed = (start..)
+                    .zip(bytes)
+                    .filter(|(_, (now, before))| now != before);
+                changed.map(|(address, _)| address)
+            })
             .collect()
     }
 }

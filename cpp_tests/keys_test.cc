@@ -66,7 +66,7 @@ TEST(Keys, WrongRequestsAreRefusedByName) {
   refused(KVB_INVALID_ARGUMENT, "request->struct_size is 0", wrong);
   wrong = request;
   wrong.prompt.element_type = 2;
-  refused(KVB_INVALID_ARGUMENT, "request->prompt.data.element_type is 2", wrong);
+  refused(KVB_INVALID_ARGUMENT, "request->prompt.element_type is 2", wrong);
   wrong = request;
   wrong.prompt.data = nullptr;
   refused(KVB_NULL_POINTER, "request->prompt.data is NULL", wrong);

@@ -43,7 +43,7 @@ pub unsafe extern "C" fn kvb_last_error(
     // failed allocation, and those abort.
     message::with(|text| {
         if out_needed.addr() >= LOWEST && out_needed.is_aligned() {
-            // SAFETY: the caller's promise; NULL was ruled out.
+            // SAFETY: the caller's promise; NULL and its like were ruled out.
             unsafe { out_needed.write(text.len() + 1) };
         }
         if buffer.addr() < LOWEST || capacity == 0 {

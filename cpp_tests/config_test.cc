@@ -34,7 +34,7 @@ TEST(Config, FilesAreFoundByPathAndByEnvironment) {
   std::remove(path.c_str());
   expect_error(KVB_CONFIG_UNREADABLE, path, [&] { kvb::Config::from_file(path); });
   expect_error(KVB_CONFIG_UNREADABLE, "", [] { kvb::Config::from_environment(); });
-  expect_error(KVB_CONFIG_UNREADABLE, "", [] { kvb::Config::from_file(""); });
+  expect_error(KVB_INVALID_ARGUMENT, "path is empty", [] { kvb::Config::from_file(""); });
   expect_error(KVB_INVALID_ARGUMENT, "UTF-8", [] { kvb::Config::from_file("a\xff"); });
 }
 

@@ -193,7 +193,7 @@ kvb_status kvb_last_error(char *buffer, size_t capacity, size_t *out_needed);
 /*
  Sets the one callback that receives the library's log, or with NULL removes it. Without one
  nothing is logged; nothing ever goes to standard output or error. `max_level` is the finest
- level wanted, one of KVB_LOG_*.
+ level wanted, one of KVB_LOG_*; it is ignored when there is no callback.
 
  The callback is the process's: the last call wins. When this returns, the callback set before
  is not running and is never called again, so that its context may be freed.
@@ -377,12 +377,13 @@ typedef struct kvb_ids {
 typedef struct kvb_config kvb_config;
 
 /*
- Reads the configuration file at `path_or_null` (UTF-8). With NULL it is the file that the
- environment variable KVBRIDGE_CONFIG names, else the one that MOONCAKE_CONFIG_PATH names. The
- environment is read in this call only, and never changed.
+ Reads the configuration file at `path_or_null` (UTF-8). With NULL, whatever `path_size` is, it
+ is the file that the environment variable KVBRIDGE_CONFIG names, else the one that
+ MOONCAKE_CONFIG_PATH names. The environment is read in this call only, and never changed.
 
  Threads: any. Blocks: while the file is read.
- Errors: KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
+ Errors: KVB_INVALID_ARGUMENT, a path that is not NULL and empty, or has a NUL in it;
+ KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
  */
 kvb_status kvb_config_from_file(const char *path_or_null,
                                 size_t path_size,
@@ -1185,7 +1186,7 @@ kvb_status kvb_keys_hash_blocks(int32_t scheme,
  Threads: any; the layout must not change meanwhile.
  Errors: KVB_TOO_SMALL; KVB_OUT_OF_RANGE, no such group or rank; KVB_INVALID_ARGUMENT, the group
  has no such page or the hash has another length; KVB_CONFIG_INVALID, the names make the key too
- long.
+ long; KVB_ENGINE_REFUSED.
  */
 kvb_status kvb_keys_page_key(const kvb_config *config,
                              const kvb_engine *engine,

@@ -33,9 +33,18 @@ unsafe impl Plain for [u8; 32] {}
 /// The type is `repr(C)` and its first field is `struct_size: u32`.
 pub(super) unsafe trait Growable: Copy {}
 
+/// No host has anything below: such a pointer is NULL with the offset of a field, or a number.
+pub(super) const LOWEST: usize = 4096;
+
 fn located<T>(pointer: *const T, argument: &str) -> Result<()> {
     if pointer.is_null() {
         bail!(NullPointer, "{argument} is NULL");
+    }
+    if pointer.addr() < LOWEST {
+        bail!(
+            InvalidArgument,
+            "{argument} ({pointer:p}) is no address of memory"
+        );
     }
     if !pointer.is_aligned() {
         bail!(

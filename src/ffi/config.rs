@@ -5,6 +5,7 @@ use super::guard::{guard, guard_or};
 use super::handle::{self, Noun, Shared};
 use super::status::kvb_status;
 use crate::config::Config;
+use crate::error::{Result, bail};
 use std::ffi::c_char;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,12 +26,13 @@ impl Noun for kvb_config {
     type Alone = ();
 }
 
-/// Reads the configuration file at `path_or_null` (UTF-8). With NULL it is the file that the
-/// environment variable KVBRIDGE_CONFIG names, else the one that MOONCAKE_CONFIG_PATH names. The
-/// environment is read in this call only, and never changed.
+/// Reads the configuration file at `path_or_null` (UTF-8). With NULL, whatever `path_size` is, it
+/// is the file that the environment variable KVBRIDGE_CONFIG names, else the one that
+/// MOONCAKE_CONFIG_PATH names. The environment is read in this call only, and never changed.
 ///
 /// Threads: any. Blocks: while the file is read.
-/// Errors: KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
+/// Errors: KVB_INVALID_ARGUMENT, a path that is not NULL and empty, or has a NUL in it;
+/// KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_config_from_file(
     path_or_null: *const c_char,
@@ -43,7 +45,7 @@ pub unsafe extern "C" fn kvb_config_from_file(
             let out = args::out(out, "out")?;
             let path = match path_or_null.is_null() {
                 true => None,
-                false => Some(args::text(path_or_null.cast(), path_size, "path")?),
+                false => Some(path(path_or_null, path_size)?),
             };
             (path, out)
         };
@@ -51,6 +53,26 @@ pub unsafe extern "C" fn kvb_config_from_file(
         out.write(handle::create(Arc::new(config), ()));
         Ok(())
     })
+}
+
+/// # Safety
+/// As for [`args::text`].
+unsafe fn path<'a>(pointer: *const c_char, size: usize) -> Result<&'a str> {
+    // SAFETY: passed on.
+    let path = unsafe { args::text(pointer.cast(), size, "path") }?;
+    if path.is_empty() {
+        bail!(
+            InvalidArgument,
+            "path is empty; it is NULL for the file that the environment names"
+        );
+    }
+    if let Some(at) = path.find('\0') {
+        bail!(
+            InvalidArgument,
+            "path has a NUL at byte {at}; path_size does not count a terminator"
+        );
+    }
+    Ok(path)
 }
 
 /// Reads a configuration from the bytes of its JSON text.

@@ -1,5 +1,6 @@
 //! What belongs to the library as a whole: versions, the last error, the log.
 
+use super::args::LOWEST;
 use super::guard::guard;
 use super::log::{self, KVB_LOG_ERROR, KVB_LOG_TRACE, kvb_log_callback};
 use super::message;
@@ -41,11 +42,11 @@ pub unsafe extern "C" fn kvb_last_error(
     // Not through `guard`, which would replace the text; a panic here could only come from a
     // failed allocation, and those abort.
     message::with(|text| {
-        if !out_needed.is_null() && out_needed.is_aligned() {
+        if out_needed.addr() >= LOWEST && out_needed.is_aligned() {
             // SAFETY: the caller's promise; NULL was ruled out.
             unsafe { out_needed.write(text.len() + 1) };
         }
-        if buffer.is_null() || capacity == 0 {
+        if buffer.addr() < LOWEST || capacity == 0 {
             return KVB_TOO_SMALL;
         }
         let mut fits = text.len().min(capacity - 1);
@@ -67,7 +68,7 @@ pub unsafe extern "C" fn kvb_last_error(
 
 /// Sets the one callback that receives the library's log, or with NULL removes it. Without one
 /// nothing is logged; nothing ever goes to standard output or error. `max_level` is the finest
-/// level wanted, one of KVB_LOG_*.
+/// level wanted, one of KVB_LOG_*; it is ignored when there is no callback.
 ///
 /// The callback is the process's: the last call wins. When this returns, the callback set before
 /// is not running and is never called again, so that its context may be freed.

@@ -6,6 +6,7 @@
 //! calls twice at once gets `KVB_BUSY` instead of undefined behaviour. Which nouns have such a
 //! part is said by their [`Access`].
 
+use super::args::LOWEST;
 use crate::error::{Error, Kind, Result, bail};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,7 +71,7 @@ unsafe fn behind<'a, N: Noun>(pointer: *const N, argument: &str) -> Result<&'a H
         bail!(NullPointer, "{argument} is NULL");
     }
     let handle = pointer.cast::<Handle<N>>();
-    if !handle.is_aligned() {
+    if pointer.addr() < LOWEST || !handle.is_aligned() {
         bail!(
             InvalidArgument,
             "{argument} ({pointer:p}) is no {}",

@@ -69,7 +69,7 @@ pub unsafe extern "C" fn kvb_keys_hash_blocks(
 /// Threads: any; the layout must not change meanwhile.
 /// Errors: KVB_TOO_SMALL; KVB_OUT_OF_RANGE, no such group or rank; KVB_INVALID_ARGUMENT, the group
 /// has no such page or the hash has another length; KVB_CONFIG_INVALID, the names make the key too
-/// long.
+/// long; KVB_ENGINE_REFUSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_keys_page_key(
     config: *const kvb_config,

@@ -75,7 +75,8 @@ impl kvb_tokens {
                 }
                 other => bail!(
                     InvalidArgument,
-                    "{argument}.element_type is {other}, which is none of its constants"
+                    "{}.element_type is {other}, which is none of its constants",
+                    argument.trim_end_matches(".data")
                 ),
             }
         }
@@ -300,6 +301,13 @@ pub struct kvb_group_pages {
 // SAFETY: integers and a pointer.
 unsafe impl Plain for kvb_group_pages {}
 
+/// What a function's page lists and their fields are called in texts.
+pub(super) struct PageNames {
+    pub(super) list: &'static str,
+    pub(super) indices: &'static str,
+    pub(super) replace: &'static str,
+}
+
 /// Appends the host's page lists to `into`.
 ///
 /// # Safety
@@ -307,17 +315,17 @@ unsafe impl Plain for kvb_group_pages {}
 pub(super) unsafe fn group_pages<'a>(
     pointer: *const kvb_group_pages,
     count: usize,
-    argument: &str,
+    names: &PageNames,
     into: &mut Vec<GroupPages<'a>>,
 ) -> Result<()> {
     // SAFETY: passed on.
-    for given in unsafe { args::list(pointer, count, argument) }? {
+    for given in unsafe { args::list(pointer, count, names.list) }? {
         into.push(GroupPages {
             group: given.group_id,
             first_block: given.first_block,
             // SAFETY: passed on.
-            indices: unsafe { args::list(given.indices, given.count, "pages->indices") }?,
-            replace: flag(given.replace, "pages->replace")?,
+            indices: unsafe { args::list(given.indices, given.count, names.indices) }?,
+            replace: flag(given.replace, names.replace)?,
         });
     }
     Ok(())

@@ -5,7 +5,7 @@ use super::config::kvb_config;
 use super::guard::{guard, guard_or};
 use super::handle::{self, Exclusive, Noun};
 use super::metadata::kvb_metadata;
-use super::plain::{self, kvb_engine, kvb_group_pages, kvb_request, kvb_tokens};
+use super::plain::{self, PageNames, kvb_engine, kvb_group_pages, kvb_request, kvb_tokens};
 use super::status::kvb_status;
 use super::worker::kvb_worker;
 use crate::error::bail;
@@ -74,6 +74,19 @@ pub struct kvb_pass {
 unsafe impl Plain for kvb_pass {}
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_pass {}
+
+/// Where page lists stand in the arguments of `kvb_scheduler_allocated`.
+const ALLOCATED: PageNames = PageNames {
+    list: "pages",
+    indices: "pages->indices",
+    replace: "pages->replace",
+};
+/// Where page lists stand in the arguments of `kvb_scheduler_build`.
+const STEP: PageNames = PageNames {
+    list: "pass->steps->pages",
+    indices: "pass->steps->pages->indices",
+    replace: "pass->steps->pages->replace",
+};
 
 /// kvb_scheduler_finished: it has its output.
 pub const KVB_FINISH_ENDED: i32 = 0;
@@ -180,11 +193,12 @@ pub unsafe extern "C" fn kvb_scheduler_allocated(
         unsafe {
             let mut leader = handle::exclusive(scheduler, "scheduler", "kvb_scheduler_allocated")?;
             let mut lists = recycled(std::mem::take(&mut leader.pages));
-            let done = plain::group_pages(pages, page_lists, "pages", &mut lists).and_then(|()| {
-                leader
-                    .scheduler
-                    .allocated(request_id, honoured_tokens, &lists)
-            });
+            let done =
+                plain::group_pages(pages, page_lists, &ALLOCATED, &mut lists).and_then(|()| {
+                    leader
+                        .scheduler
+                        .allocated(request_id, honoured_tokens, &lists)
+                });
             leader.pages = recycled(lists);
             done
         }
@@ -239,7 +253,7 @@ pub unsafe extern "C" fn kvb_scheduler_build(
 
             let mut pages = recycled(std::mem::take(&mut leader.pages));
             for step in given.iter().filter(|step| step.page_lists > 0) {
-                plain::group_pages(step.pages, step.page_lists, "steps->pages", &mut pages)?;
+                plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)?;
             }
             let mut steps = recycled(std::mem::take(&mut leader.steps));
             let mut rest = pages.as_slice();
@@ -250,7 +264,7 @@ pub unsafe extern "C" fn kvb_scheduler_build(
                 rest = later;
                 steps.push(Step {
                     request_id: step.request_id,
-                    new_tokens: step.new_tokens.read("steps->new_tokens.data")?,
+                    new_tokens: step.new_tokens.read("pass->steps->new_tokens.data")?,
                     pages: own,
                     computed_position: step.computed_position,
                     scheduled_tokens: step.scheduled_tokens,

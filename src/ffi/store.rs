@@ -403,6 +403,13 @@ unsafe fn read_pieces<'a>(
         if piece.size > 0 && piece.address == 0 {
             bail!(NullPointer, "{argument}[{index}].address is 0");
         }
+        if piece.size > 0 && piece.address < args::LOWEST as u64 {
+            bail!(
+                InvalidArgument,
+                "{argument}[{index}].address is {:#x}, which is no address of memory",
+                piece.address
+            );
+        }
         if i64::try_from(piece.size).is_err() || piece.address.checked_add(piece.size).is_none() {
             bail!(
                 InvalidArgument,

@@ -97,12 +97,10 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-#[allow(unused_macros, reason = "its users arrive with the next modules")]
 /// Shorthand for a function's `return Err(...)`: `bail!(Kind, "format", ...)`.
 macro_rules! bail {
     ($kind:ident, $($text:tt)+) => {
         return Err($crate::error::Error::new($crate::error::Kind::$kind, format!($($text)+)))
     };
 }
-#[allow(unused_imports, reason = "its users arrive with the next modules")]
 pub(crate) use bail;

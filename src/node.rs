@@ -25,7 +25,7 @@ impl Budget {
         match available {
             Some(available) if sum > available => bail!(
                 NoMemory,
-                "{} ranks on this node need {sum} bytes ({} of the pool's segment and {} of staging each), {available} are available; lower global_segment_size or staging_buffer_bytes",
+                "{} ranks on this node need {sum} bytes (each {} for the pool's segment and {} for staging, as far as they are not taken yet), {available} are available; lower global_segment_size or staging_buffer_bytes",
                 self.ranks,
                 self.segment,
                 self.staging

@@ -725,3 +725,98 @@ fn metadata_of_another_scheduler_is_refused() {
     other.drain();
     assert_eq!(other.asked(Call::Put), 0);
 }
+
+#[test]
+fn an_end_that_was_heard_of_is_not_reported_as_a_lost_load_later() {
+    let mut rig = Rig::new(small());
+    rig.publish(9, &prompt(1, 2 * T));
+    let (loads, saves) = (prompt(1, 3 * T), prompt(2, 2 * T));
+    rig.admit(1, &loads);
+    rig.admit(2, &saves);
+    let metadata = rig.build(&[(1, T), (2, 2 * T)]);
+    rig.bind(&metadata);
+    rig.finish(1, FinishReason::Cancelled);
+    // Nothing is left to load, so the pass may go on without start_load.
+    rig.forward(&[(2, 2 * T)]);
+    rig.wait_for_save();
+    let next = rig.build(&[]);
+    rig.bind(&next);
+    assert!(rig.ranks[0].worker.take_failed_loads().is_empty());
+    rig.drain();
+    assert_eq!(verify(&rig, &saves), 2);
+}
+
+#[test]
+fn what_became_of_another_schedulers_pass_moves_no_watermark() {
+    let mut rig = Rig::new(small());
+    let handle = rig.ranks[0].worker.handle();
+    let terms = handle.terms().clone();
+    let old = prompt(1, 2 * T);
+    rig.admit(1, &old);
+    let metadata = rig.build(&[(1, 2 * T)]);
+    rig.bind(&metadata);
+    rig.start_load().unwrap();
+    rig.forward(&[(1, 2 * T)]);
+    // Another scheduler comes; its first pass has the same number as the bound one.
+    struct Nobody;
+    impl kvbridge::link::LocalWorker for Nobody {
+        fn lookup(&self, _: &[u8]) -> usize {
+            0
+        }
+        fn groups(&self) -> Option<Arc<[kvbridge::link::GroupInfo]>> {
+            None
+        }
+        fn take_report(&self, _: &mut kvbridge::link::Report) {}
+        fn life_ended(&self, _: u64, _: u64) {}
+        fn source(&self) -> u64 {
+            1
+        }
+    }
+    let make = |link| kvbridge::scheduler::Scheduler::new(terms.clone(), link).unwrap();
+    rig.scheduler = make(Arc::new(Nobody));
+    rig.scheduler = make(handle.link().unwrap());
+    let new = prompt(2, 2 * T);
+    rig.admit(2, &new);
+    assert_eq!(rig.build(&[(2, 2 * T)]).saves().blocks(), 2);
+    rig.wait_for_save();
+    // Its own pass never ran, so it is built again.
+    assert_eq!(rig.build(&[(2, 2 * T)]).saves().blocks(), 2);
+}
+
+#[test]
+fn without_a_layout_requests_sit_out_and_no_call_fails() {
+    let mut rig = Rig::new(small());
+    rig.ranks[0].worker.unregister_layout().unwrap();
+    let tokens = prompt(1, 2 * T);
+    assert_eq!(rig.admit(1, &tokens), 0);
+    assert_eq!(rig.build(&[(1, 2 * T)]).saves().blocks(), 0);
+    let memory = rig.ranks[0].cache.register();
+    rig.ranks[0].worker.register_layout(memory).unwrap();
+    // Its pages were never entered: it stays out, and a new life takes part.
+    rig.forward(&[(1, 2 * T)]);
+    assert_eq!(rig.build(&[(1, 0)]).saves().blocks(), 0);
+    rig.scheduler.reset(1);
+    rig.publish(2, &tokens);
+    assert_eq!(verify(&rig, &tokens), 2);
+}
+
+#[test]
+fn an_allocated_request_that_is_asked_about_again_is_settled_by_the_last_answer() {
+    let mut rig = Rig::new(small());
+    rig.publish(9, &prompt(1, 4 * T));
+    let tokens = [prompt(1, 4 * T), prompt(2, T)].concat();
+    assert_eq!(rig.offer(1, &tokens, 0), 4 * T as u64);
+    rig.allocate(1, &tokens, 0, 4 * T);
+    assert_eq!(rig.offer(1, &tokens, 2 * T), 2 * T as u64);
+    rig.scheduler.allocated(1, 2 * T as u64, &[]).unwrap();
+    let step = kvbridge::scheduler::Step {
+        request_id: 1,
+        new_tokens: kvbridge::keys::Tokens::I32(&tokens),
+        pages: &[],
+        computed_position: 2 * T as u64,
+        scheduled_tokens: T as u64,
+    };
+    let metadata = rig.scheduler.build(&[step]).unwrap();
+    let run = metadata.loads().runs()[0];
+    assert_eq!((run.first_block, run.blocks), (2, 2));
+}

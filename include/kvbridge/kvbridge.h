@@ -5,7 +5,8 @@
  * on its leader (under attention data parallelism on every rank), and calls per pass:
  * kvb_scheduler_match and kvb_scheduler_allocated for new requests, kvb_scheduler_build, on every
  * rank kvb_worker_bind and kvb_worker_start_load, after the forward pass kvb_worker_wait_for_save,
- * then kvb_worker_take_failed_loads, kvb_scheduler_finished and kvb_worker_get_finished.
+ * then kvb_scheduler_finished and kvb_worker_get_finished; kvb_worker_take_failed_loads any time
+ * behind the load and before results count.
  *
  * Conventions, said once and valid for every function:
  *
@@ -1074,8 +1075,8 @@ kvb_status kvb_scheduler_new(const kvb_config *config,
  Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
  offered.
  Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key
- scheme cannot hash, an adapter that it cannot name; KVB_ENGINE_REFUSED, with a drafter a
- request that is not context-only.
+ scheme cannot hash, an adapter that it cannot name, with a drafter a request that is not
+ context-only; KVB_OUT_OF_RANGE.
  */
 kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
                                const kvb_request *request,
@@ -1090,7 +1091,9 @@ kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
 
  Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
  KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
- KVB_OUT_OF_RANGE, an index that is no page.
+ KVB_OUT_OF_RANGE, an index that is no page; KVB_BAD_STATE, tokens are honoured while no layout is
+ registered or the request already runs. Without a layout, pages make the request sit out until
+ it is reset.
  */
 kvb_status kvb_scheduler_allocated(kvb_scheduler *scheduler,
                                    uint64_t request_id,
@@ -1119,7 +1122,8 @@ kvb_status kvb_scheduler_cancel_load(kvb_scheduler *scheduler,
  The metadata is the caller's, to be freed with kvb_metadata_free.
  Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
  not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
- scheme cannot hash; KVB_OUT_OF_RANGE.
+ scheme cannot hash; KVB_OUT_OF_RANGE; KVB_BAD_STATE, pages are to be loaded and the layout is
+ gone: reset the request.
  */
 kvb_status kvb_scheduler_build(kvb_scheduler *scheduler,
                                const kvb_pass *pass,

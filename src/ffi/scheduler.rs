@@ -144,8 +144,8 @@ pub unsafe extern "C" fn kvb_scheduler_new(
 /// Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
 /// offered.
 /// Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key
-/// scheme cannot hash, an adapter that it cannot name; KVB_ENGINE_REFUSED, with a drafter a
-/// request that is not context-only.
+/// scheme cannot hash, an adapter that it cannot name, with a drafter a request that is not
+/// context-only; KVB_OUT_OF_RANGE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_match(
     scheduler: *mut kvb_scheduler,
@@ -177,7 +177,9 @@ pub unsafe extern "C" fn kvb_scheduler_match(
 ///
 /// Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
 /// KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
-/// KVB_OUT_OF_RANGE, an index that is no page.
+/// KVB_OUT_OF_RANGE, an index that is no page; KVB_BAD_STATE, tokens are honoured while no layout is
+/// registered or the request already runs. Without a layout, pages make the request sit out until
+/// it is reset.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_allocated(
     scheduler: *mut kvb_scheduler,
@@ -233,7 +235,8 @@ pub unsafe extern "C" fn kvb_scheduler_cancel_load(
 /// The metadata is the caller's, to be freed with kvb_metadata_free.
 /// Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
 /// not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
-/// scheme cannot hash; KVB_OUT_OF_RANGE.
+/// scheme cannot hash; KVB_OUT_OF_RANGE; KVB_BAD_STATE, pages are to be loaded and the layout is
+/// gone: reset the request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_build(
     scheduler: *mut kvb_scheduler,

@@ -118,14 +118,16 @@ impl Scheduler {
             return 0;
         };
         let mut offered = record.offered.clone();
-        let end = if self.terms.role.reads() && local.is_multiple_of(size) {
+        let takes_part = self.terms.role.reads() && !record.sits_out;
+        let end = if takes_part && local.is_multiple_of(size) {
             self.answer(id, record, &mut offered, local)
         } else {
             local
         };
         offered.open = local..end;
+        // What was allocated stays settled until it is settled anew, by what was said last.
         if let Some(record) = self.records.get_mut(&id)
-            && record.stage == Stage::Matched
+            && record.stage != Stage::Running
         {
             record.offered = offered;
         }
@@ -200,14 +202,18 @@ impl Scheduler {
         };
         let groups = self.link.groups();
         let Some(groups) = groups.as_deref() else {
-            if honoured_tokens == 0 && pages.is_empty() {
+            if honoured_tokens == 0 {
+                record.sits_out |= !pages.is_empty();
                 return Ok(());
             }
             bail!(
                 BadState,
-                "request {request_id}: pages are reported, but no layout is registered"
+                "request {request_id}: {honoured_tokens} tokens are honoured, but no layout is registered"
             );
         };
+        if record.sits_out && honoured_tokens == 0 {
+            return Ok(());
+        }
         if record.stage == Stage::Running && honoured_tokens > 0 {
             bail!(
                 BadState,

@@ -142,6 +142,9 @@ impl Scheduler {
                 step.scheduled_tokens
             );
         }
+        if record.sits_out || groups.is_empty() {
+            return Ok(());
+        }
         record.check_pages(id, step.pages, groups)
     }
 
@@ -167,6 +170,10 @@ impl Scheduler {
             }
         }
         record.stage = Stage::Running;
+        record.sits_out |= groups.is_empty() && !step.pages.is_empty();
+        if record.sits_out {
+            return Ok(());
+        }
         record.enter_pages(step.pages, groups);
 
         let mut restored = 0;

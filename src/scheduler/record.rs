@@ -74,6 +74,8 @@ pub(super) struct Record {
     pub ever_saved: bool,
     /// Pages that count as computed were lost: nothing behind them may be published.
     pub spoilt: bool,
+    /// Its pages were reported while no layout was registered: it takes no part in this life.
+    pub sits_out: bool,
     /// The call of `build` that saw it last.
     pub seen_in: u64,
 }
@@ -96,6 +98,7 @@ impl Record {
             retries: Vec::new(),
             ever_saved: false,
             spoilt: false,
+            sits_out: false,
             seen_in: 0,
         }
     }
@@ -117,6 +120,7 @@ impl Record {
         self.retries.clear();
         self.ever_saved = false;
         self.spoilt = false;
+        self.sits_out = false;
         self.seen_in = 0;
     }
 

@@ -114,8 +114,9 @@ impl Worker {
         let metadata = Arc::clone(&bound.metadata);
         if metadata.loads().runs().is_empty() {
             bound.loads_started = true;
-            self.shared
-                .report(|report| report.started.push(metadata.pass()));
+            self.shared.report(metadata.source(), |report| {
+                report.started.push(metadata.pass())
+            });
             return Ok(());
         }
         if self.shared.is_closed() {
@@ -133,9 +134,10 @@ impl Worker {
         let mut scratch = std::mem::take(&mut self.load_scratch);
         scratch.begin();
         self.load_runs(&mover, stream, &metadata, &mut scratch);
-        self.shared
-            .report(|report| report.started.push(metadata.pass()));
-        let result = self.settle_loads(&scratch);
+        self.shared.report(metadata.source(), |report| {
+            report.started.push(metadata.pass())
+        });
+        let result = self.settle_loads(metadata.source(), &scratch);
         self.load_scratch = scratch;
         result
     }
@@ -292,7 +294,7 @@ impl Worker {
     }
 
     /// Counts what was loaded and draws the consequences of lost pages.
-    fn settle_loads(&mut self, scratch: &LoadScratch) -> Result<()> {
+    fn settle_loads(&mut self, source: u64, scratch: &LoadScratch) -> Result<()> {
         let stats = &self.shared.stats;
         stats.loaded_pages.add(scratch.landed_pages);
         stats.loaded_bytes.add(scratch.landed_bytes);
@@ -307,8 +309,9 @@ impl Worker {
             scratch.landed_bytes,
             scratch.first_failure.as_deref().unwrap_or_default()
         );
-        self.shared
-            .report(|report| report.failed_loads.extend_from_slice(&scratch.lost));
+        self.shared.report(source, |report| {
+            report.failed_loads.extend_from_slice(&scratch.lost)
+        });
         for lost in &scratch.lost {
             self.give_up((lost.request_id, lost.generation));
         }

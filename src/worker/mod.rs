@@ -375,9 +375,6 @@ impl Drop for SchedulerLink {
 
 /// What the configuration asks of the pool, before anything is pinned or mounted.
 fn check_capabilities(config: &Config, store: &dyn Store) -> Result<()> {
-    if !config.role().writes() {
-        return Ok(());
-    }
     let can = store.capabilities();
     for (asked, able, field) in [
         (
@@ -386,6 +383,8 @@ fn check_capabilities(config: &Config, store: &dyn Store) -> Result<()> {
             "soft_pin_ttl_ms",
         ),
         (config.group_blocks(), can.groups, "group_blocks"),
+        // Dropped silently it would let tenants share what an operator believes to be apart.
+        (config.tenant_id().is_some(), can.tenant, "tenant_id"),
     ] {
         if asked && !able {
             return Err(Error::new(

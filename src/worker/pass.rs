@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::{Bound, EndedLife, Worker};
 use crate::error::{Error, Kind, Result, bail};
-use crate::link::LocalWorker;
 use crate::metadata::Metadata;
 
 /// How many passes ahead of `bind` an engine may build: so many calls of `bind` later a life that
@@ -74,7 +73,7 @@ impl Worker {
     }
 
     fn check(&self, metadata: &Metadata) -> Result<()> {
-        let own = LocalWorker::source(self.shared.as_ref());
+        let own = self.shared.source();
         if own != 0 && metadata.source() != own {
             bail!(
                 Contradiction,
@@ -142,8 +141,9 @@ impl Worker {
             });
         });
         drop(queue);
-        self.shared
-            .report(|report| report.released.extend_from_slice(&self.saved_view));
+        self.shared.report(self.shared.source(), |report| {
+            report.released.extend_from_slice(&self.saved_view);
+        });
         Ok(Reported {
             saved: &self.saved_view,
         })

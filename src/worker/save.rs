@@ -93,19 +93,28 @@ impl Worker {
                 Arc::clone(&self.shared),
                 Arc::clone(mover),
                 Arc::clone(&metadata),
-                std::mem::take(&mut bound.dropped),
+                bound.dropped.clone(),
                 event,
                 Arc::clone(&self.save_scratch),
             );
             bound.saves_taken = true;
-            // An item that is refused reports itself as dropped.
-            if saves.push(Box::new(item)).is_err() {
+            // Held meanwhile, so that what becomes of the item is reported after its pass.
+            let mut reports = self.shared.reports.lock();
+            if let Err(refused) = saves.push(Box::new(item)) {
+                drop(reports);
+                // Reports itself as dropped.
+                drop(refused);
                 bail!(Closed, "wait_for_save: the save thread has ended");
             }
+            reports.add(metadata.source(), |report| {
+                report.submitted.push(metadata.pass())
+            });
+            return Ok(());
         }
         bound.saves_taken = true;
-        self.shared
-            .report(|report| report.submitted.push(metadata.pass()));
+        self.shared.report(metadata.source(), |report| {
+            report.submitted.push(metadata.pass())
+        });
         Ok(())
     }
 }
@@ -328,7 +337,7 @@ impl SaveItem {
 
     /// Has the scheduler publish the block again. A block has several pages, one behind the other.
     fn report_failed(&self, block: BlockOf) {
-        self.shared.report(|report| {
+        self.shared.report(self.metadata.source(), |report| {
             if report.failed_saves.last() != Some(&block) {
                 report.failed_saves.push(block);
             }

@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -11,7 +11,7 @@ use super::finished::{Finished, Life};
 use super::plan::PagePlan;
 use crate::engine::Terms;
 use crate::keys::Keys;
-use crate::link::{GroupInfo, LocalWorker, Report};
+use crate::link::{GroupInfo, Report};
 use crate::stats::Counters;
 use crate::store::{Presence, Store};
 
@@ -22,6 +22,22 @@ struct Scratch {
     present: Vec<Presence>,
 }
 
+/// What the attached scheduler is to hear.
+#[derive(Default)]
+pub(super) struct Reports {
+    /// Its number; 0 without one, and then nothing is kept.
+    source: u64,
+    report: Report,
+}
+
+impl Reports {
+    pub fn add(&mut self, source: u64, add: impl FnOnce(&mut Report)) {
+        if self.source != 0 && self.source == source {
+            add(&mut self.report);
+        }
+    }
+}
+
 pub(super) struct Shared {
     pub terms: Terms,
     pub store: Arc<dyn Store>,
@@ -29,13 +45,9 @@ pub(super) struct Shared {
     /// Present while a layout is registered.
     pub plan: RwLock<Option<Arc<PagePlan>>>,
     pub finished: Mutex<Finished>,
-    report: Mutex<Report>,
+    pub reports: Mutex<Reports>,
     /// Lives that the scheduler forgot and the worker has not heard of.
     pub ended: Mutex<Vec<Life>>,
-    /// The attached scheduler's number; 0 without one.
-    source: AtomicU64,
-    /// A scheduler takes the reports; without one none are kept.
-    has_scheduler: AtomicBool,
     pub closed: AtomicBool,
     lookup_chunk_blocks: usize,
     scratch: Mutex<Vec<Scratch>>,
@@ -49,10 +61,8 @@ impl Shared {
             stats: Counters::default(),
             plan: RwLock::new(None),
             finished: Mutex::default(),
-            report: Mutex::default(),
+            reports: Mutex::default(),
             ended: Mutex::default(),
-            source: AtomicU64::new(0),
-            has_scheduler: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             lookup_chunk_blocks,
             scratch: Mutex::default(),
@@ -61,27 +71,26 @@ impl Shared {
 
     /// Lets one scheduler take the reports; false when one does already.
     pub fn attach_scheduler(&self) -> bool {
-        let free = !self.has_scheduler.swap(true, Ordering::AcqRel);
+        let mut reports = self.reports.lock();
+        let free = reports.source == 0;
         if free {
             // From the process's random source, since metadata comes from other processes too.
-            let random = RandomState::new().hash_one(std::process::id());
-            self.source.store(random.max(1), Ordering::Release);
+            reports.source = RandomState::new().hash_one(std::process::id()).max(1);
         }
         free
     }
 
     /// Ends it; what was not taken is forgotten.
     pub fn detach_scheduler(&self) {
-        self.source.store(0, Ordering::Release);
-        self.has_scheduler.store(false, Ordering::Release);
-        self.report.lock().clear();
+        let mut reports = self.reports.lock();
+        reports.source = 0;
+        reports.report.clear();
     }
 
-    /// Adds to the report, where somebody takes it.
-    pub fn report(&self, add: impl FnOnce(&mut Report)) {
-        if self.has_scheduler.load(Ordering::Acquire) {
-            add(&mut self.report.lock());
-        }
+    /// Adds to the report of the attached scheduler what concerns its own metadata; what became of
+    /// another one's is nobody's business.
+    pub fn report(&self, source: u64, add: impl FnOnce(&mut Report)) {
+        self.reports.lock().add(source, add);
     }
 
     pub fn is_closed(&self) -> bool {
@@ -135,8 +144,8 @@ impl Shared {
     }
 }
 
-impl LocalWorker for Shared {
-    fn lookup(&self, hashes: &[u8]) -> usize {
+impl Shared {
+    pub fn lookup(&self, hashes: &[u8]) -> usize {
         let plan = self.plan.read().clone();
         let Some(plan) = plan.filter(|plan| !plan.lookup.is_empty() && !self.is_closed()) else {
             return 0;
@@ -149,22 +158,25 @@ impl LocalWorker for Shared {
         hits
     }
 
-    fn groups(&self) -> Option<Arc<[GroupInfo]>> {
+    pub fn groups(&self) -> Option<Arc<[GroupInfo]>> {
         self.plan.read().as_ref().map(|plan| plan.groups.clone())
     }
 
-    fn take_report(&self, into: &mut Report) {
-        let mut report = self.report.lock();
+    pub fn take_report(&self, into: &mut Report) {
+        let report = &mut self.reports.lock().report;
         if !report.is_empty() {
-            std::mem::swap(&mut *report, into);
+            std::mem::swap(report, into);
         }
     }
 
-    fn life_ended(&self, request_id: u64, generation: u64) {
-        self.ended.lock().push((request_id, generation));
+    pub fn life_ended(&self, request_id: u64, generation: u64) {
+        // Nobody takes them out after the end.
+        if !self.is_closed() {
+            self.ended.lock().push((request_id, generation));
+        }
     }
 
-    fn source(&self) -> u64 {
-        self.source.load(Ordering::Acquire)
+    pub fn source(&self) -> u64 {
+        self.reports.lock().source
     }
 }

@@ -88,6 +88,35 @@ fn what_never_reached_a_result_is_a_failure() {
 }
 
 #[test]
+fn checks_that_report_themselves_are_counted_and_planted_defects_must_be_found() {
+    let (text, status) = bash(
+        "reported",
+        r#". scripts/lib/verify.sh
+        trap summary EXIT
+        finds() { echo "planted: $1"; return 1; }
+        good() {
+          must one true
+          must_find two planted finds it
+        }
+        bad() {
+          must one false
+          must_find two planted true
+          must_find three planted false
+          must four true
+        }
+        dies() { must one true; false; must two true; }
+        stage good count_reported good
+        stage bad count_reported bad
+        stage dies count_reported dies
+        note size '17 bytes'"#,
+    );
+    // 2 and 0, 1 and 3, then 1 and what ended the stage without a report.
+    assert_eq!(last_line(&text), "4 passed, 4 failed", "{text}");
+    assert!(text.contains("17 bytes"), "{text}");
+    assert_eq!(status, 1);
+}
+
+#[test]
 fn an_early_end_is_a_failure_and_nothing_at_all_too() {
     let (text, status) = bash(
         "early",

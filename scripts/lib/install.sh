@@ -18,6 +18,7 @@ has_package() {
     # cc is what cargo links with.
     g++) command -v g++ >/dev/null && command -v cc >/dev/null ;;
     binutils) command -v nm >/dev/null && command -v readelf >/dev/null ;;
+    abigail-tools) command -v abidiff >/dev/null && command -v abidw >/dev/null ;;
     libgtest-dev) has_header gtest/gtest.h ;;
     zlib1g-dev) has_header zlib.h ;;
     *) command -v "$1" >/dev/null ;;

@@ -76,6 +76,12 @@ skip() {
   printf '%-24s skipped: %s\n' "$1" "$2"
 }
 
+# note NAME TEXT: a figure for the summary, which counts as nothing.
+note() {
+  stages_table+=("$(printf '%-24s %-7s %s' "$1" "" "$2")")
+  printf '%-24s %s\n' "$1" "$2"
+}
+
 # The summary and the exit status; for a trap on EXIT, so that a script that ends early ends with
 # the same last line.
 summary() {

@@ -1,0 +1,102 @@
+# shellcheck shell=bash
+# Checks of the header and the C++ side by compilers and tools, each with a planted defect, since a
+# checker that is not at work says nothing either. Sourced, not run; called in the repository's root.
+
+# Counts the lines "passed: ..." and "failed: ..." of checks that report themselves.
+count_reported() {
+  awk '/^passed: / { passed++ } /^failed: / { failed++ } END { print passed + 0, failed + 0 }' "$1"
+}
+
+# must NAME COMMAND...: reports whether the command succeeds.
+must() {
+  local name=$1
+  shift
+  if "$@"; then echo "passed: $name"; else echo "failed: $name"; fi
+}
+
+# must_find NAME TEXT COMMAND...: reports whether the command fails and says TEXT, which stands for
+# the planted defect.
+must_find() {
+  local name=$1 text=$2 said
+  shift 2
+  if said=$("$@" 2>&1); then
+    echo "failed: $name was not found"
+  elif [[ $said == *"$text"* ]]; then
+    echo "passed: $name was found"
+  else
+    printf '%s\n' "$said" "failed: $name: something else was found"
+  fi
+}
+
+# ---- the headers ----
+
+# compiles COMPILER LANGUAGE STANDARD SOURCE: without a warning.
+compiles() {
+  printf '%b' "$4" |
+    "$1" -x "$2" "-std=$3" -Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude -
+}
+
+# check_headers COMPILER: each header alone and twice, in each language that it is for.
+check_headers() {
+  local row language standard header line
+  for row in c:c11:kvbridge.h c++:c++17:kvbridge.h c++:c++17:kvbridge.hpp; do
+    IFS=: read -r language standard header <<<"$row"
+    line="#include \"kvbridge/$header\"\n"
+    must "$header, $standard, alone" compiles "$1" "$language" "$standard" "$line"
+    must "$header, $standard, twice" compiles "$1" "$language" "$standard" "$line$line"
+    must_find "an unused variable in $standard" "unused variable" \
+      compiles "$1" "$language" "$standard" "${line}void f(void);\nvoid f(void) { int lost; }\n"
+  done
+}
+
+# ---- sanitizers ----
+
+# build_sanitized BUILD LIBRARY: the C++ side alone; the library is the one that was built already.
+# The installed package is the ordinary build's business.
+build_sanitized() {
+  # Not optimised: that would take twice as long to build and gain seconds.
+  local flags="-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
+  cmake -S . -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=None -DKVBRIDGE_INSTALL=OFF \
+    -DKVBRIDGE_BUILD_TESTS=ON -DKVBRIDGE_BUILD_EXAMPLES=ON "-DKVBRIDGE_PREBUILT=$2" \
+    "-DCMAKE_C_FLAGS=$flags" "-DCMAKE_CXX_FLAGS=$flags"
+  cmake --build "$1"
+}
+
+# calls_sanitizers PROGRAM: its code reports to both.
+calls_sanitizers() {
+  local symbols
+  symbols=$(nm --undefined-only "$1")
+  [[ $symbols == *__asan_report_load* && $symbols == *__ubsan_handle_* ]]
+}
+
+check_sanitizers_work() {
+  local program planted=$1/cpp_tests/kvbridge_planted
+  for program in kvbridge_tests kvbridge_plugin_test kvbridge_engine_tests kvbridge_replay_tests; do
+    must "$program is sanitized" calls_sanitizers "$1/cpp_tests/$program"
+  done
+  must "no defect is no report" "$planted" none
+  must_find "an overflow" heap-buffer-overflow "$planted" overflow
+  must_find "undefined behaviour" "signed integer overflow" "$planted" undefined
+  must_find "a leak" "detected memory leaks" "$planted" leak
+}
+
+# ---- valgrind ----
+
+under_valgrind() {
+  valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
+    --errors-for-leak-kinds=definite --fair-sched=yes "$@"
+}
+
+# check_valgrind BUILD: what takes seconds there, where threads take turns: not the engine and the
+# replays.
+check_valgrind() {
+  local planted=$1/cpp_tests/kvbridge_planted
+  local program
+  for program in kvbridge_tests kvbridge_plugin_test; do
+    must "$program" under_valgrind "$1/cpp_tests/$program" --gtest_brief=1
+  done
+  must "structs of other versions" under_valgrind "$1/cpp_tests/kvbridge_frozen_structs"
+  must "no defect is no report" under_valgrind "$planted" none
+  must_find "a leak" "definitely lost" under_valgrind "$planted" leak
+  must_find "an overflow" "Invalid read" under_valgrind "$planted" overflow
+}

@@ -26,33 +26,9 @@ use kvbridge::layout::{Group, Layout, Part, Region};
 use kvbridge::scheduler::{FinishReason, GroupPages, Request, Step};
 use kvbridge::store::faulty::{Action, Call, Rule, Which};
 use kvbridge::store::{Pieces, PutOptions, PutOutcome, Store, code};
-use rig::{GroupShape, Rig, Setup, T, pool, prompt, request};
+use rig::{Rig, Setup, T, pool, prompt, request, rule, two_groups};
 
 const OWN: (usize, Part) = (0, Part::Sharded);
-
-fn rule(call: Call, keys: Which, action: Action) -> Rule {
-    Rule {
-        call,
-        at: 0..u64::MAX,
-        keys,
-        action,
-    }
-}
-
-fn two_groups() -> Vec<GroupShape> {
-    vec![
-        GroupShape {
-            id: 3,
-            sharded: vec![64],
-            replicated: vec![40],
-        },
-        GroupShape {
-            id: 9,
-            sharded: vec![24, 16],
-            replicated: Vec::new(),
-        },
-    ]
-}
 
 #[test]
 fn case_03_a_request_is_saved_when_its_last_save_is() {

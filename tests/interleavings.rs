@@ -593,22 +593,17 @@ fn happen(rig: &mut Rig, event: &Event) {
         }
         Event::Fail(what) => rig.script(match what {
             0 => vec![],
-            1 => rule(Call::Get, Action::Lose),
-            2 => rule(Call::Put, Action::NoSpace),
-            3 => rule(Call::Exist, Action::Fail(-1)),
-            4 => rule(Call::Get, Action::Corrupt),
+            1 => second_key(Call::Get, Action::Lose),
+            2 => second_key(Call::Put, Action::NoSpace),
+            3 => second_key(Call::Exist, Action::Fail(-1)),
+            4 => second_key(Call::Get, Action::Corrupt),
             _ => vec![panicking(0..u64::MAX)],
         }),
     }
 }
 
-fn rule(call: Call, action: Action) -> Vec<Rule> {
-    vec![Rule {
-        call,
-        at: 0..u64::MAX,
-        keys: Which::Index(1),
-        action,
-    }]
+fn second_key(call: Call, action: Action) -> Vec<Rule> {
+    vec![rig::rule(call, Which::Index(1), action)]
 }
 
 proptest! {
@@ -819,4 +814,16 @@ fn an_allocated_request_that_is_asked_about_again_is_settled_by_the_last_answer(
     let metadata = rig.scheduler.build(&[step]).unwrap();
     let run = metadata.loads().runs()[0];
     assert_eq!((run.first_block, run.blocks), (2, 2));
+}
+
+#[test]
+fn an_idle_worker_shuts_down_whatever_the_deadline() {
+    for _ in 0..20 {
+        let mut rig = Rig::new(Setup {
+            stepped: false,
+            ..small()
+        });
+        rig.publish(1, &prompt(1, 2 * T));
+        rig.ranks[0].worker.shutdown(Duration::ZERO).unwrap();
+    }
 }

@@ -21,39 +21,19 @@ use kvbridge::keys::{Scheme, Scope, Tokens, hash_blocks};
 use kvbridge::layout::Part;
 use kvbridge::scheduler::{FinishReason, GroupPages, Step};
 use kvbridge::store::faulty::{Action, Call, Rule, Which};
-use rig::{GroupShape, Rig, Setup, T, prompt};
+use rig::{Rig, Setup, T, prompt, rule, two_groups};
 
 const OWN: (usize, Part) = (0, Part::Sharded);
 
 fn always(call: Call, keys: Which, action: Action) -> Vec<Rule> {
-    vec![Rule {
-        call,
-        at: 0..u64::MAX,
-        keys,
-        action,
-    }]
-}
-
-fn three_kinds() -> Vec<GroupShape> {
-    vec![
-        GroupShape {
-            id: 3,
-            sharded: vec![64],
-            replicated: vec![40],
-        },
-        GroupShape {
-            id: 9,
-            sharded: vec![24, 16],
-            replicated: Vec::new(),
-        },
-    ]
+    vec![rule(call, keys, action)]
 }
 
 #[test]
 fn c2_a_lookup_ends_with_the_first_chunk_that_misses() {
     let mut rig = Rig::new(Setup {
         chunk: 2,
-        groups: three_kinds(),
+        groups: two_groups(),
         ..Setup::default()
     });
     let tokens = prompt(1, 8 * T);
@@ -104,7 +84,7 @@ fn c3_batches_verdicts_and_counts() {
         (Action::WrongLength(3), 0),
     ] {
         let mut rig = Rig::new(Setup {
-            groups: three_kinds(),
+            groups: two_groups(),
             ..Setup::default()
         });
         let tokens = prompt(1, 8 * T + 1);
@@ -234,7 +214,7 @@ fn c6_pages_that_are_there_are_not_put_again() {
 fn c6_a_failed_put_costs_a_miss_and_is_made_good() {
     for action in [Action::Fail(-5), Action::NoSpace, Action::WrongLength(1)] {
         let mut rig = Rig::new(Setup {
-            groups: three_kinds(),
+            groups: two_groups(),
             ..Setup::default()
         });
         let tokens = prompt(1, 4 * T);
@@ -408,7 +388,7 @@ fn a_scatter_that_fails_hands_the_batch_back() {
 fn c8_a_budget_below_one_page_is_raised_to_one() {
     let mut rig = Rig::new(Setup {
         staging: 1,
-        groups: three_kinds(),
+        groups: two_groups(),
         ..Setup::default()
     });
     let tokens = prompt(1, 4 * T);

@@ -122,8 +122,8 @@ impl Worker {
         }
         let mut queue = self.shared.finished.lock();
         for &id in finished {
-            // Every life of the id that is not newer than what was bound has ended by now, also one
-            // that was built and not bound yet.
+            // Every life of the id that is not newer than what was bound has ended by now. One that was
+            // built later and is not bound yet is known only beside its scheduler, which says so.
             queue.announce(id, self.newest_bound);
             if let Some(bound) = &mut self.bound
                 && let Some(generation) = bound.newest_life(id)

@@ -27,7 +27,7 @@ use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::{FinishReason, GroupPages, Offer, Request, Scheduler, Step};
 use kvbridge::stats::Stats;
 use kvbridge::store::embedded::Pool;
-use kvbridge::store::faulty::{Call, Faulty, Script};
+use kvbridge::store::faulty::{Action, Call, Faulty, Rule, Script, Which};
 use kvbridge::store::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store,
@@ -125,6 +125,33 @@ impl Setup {
             supplies_fences: false,
             device: DeviceChoice::Host,
         }
+    }
+}
+
+/// Two layer groups that make three kinds of pages: the first one has a replicated part, the second
+/// one two regions.
+pub fn two_groups() -> Vec<GroupShape> {
+    vec![
+        GroupShape {
+            id: 3,
+            sharded: vec![64],
+            replicated: vec![40],
+        },
+        GroupShape {
+            id: 9,
+            sharded: vec![24, 16],
+            replicated: Vec::new(),
+        },
+    ]
+}
+
+/// What goes wrong with these keys in every call of one kind.
+pub fn rule(call: Call, keys: Which, action: Action) -> Rule {
+    Rule {
+        call,
+        at: 0..u64::MAX,
+        keys,
+        action,
     }
 }
 

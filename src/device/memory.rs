@@ -41,6 +41,17 @@ pub struct Target<'a> {
     borrow: PhantomData<&'a mut [u8]>,
 }
 
+/// Address and size of a range that can be a slice on this machine: host memory, not beyond its
+/// addresses, and only without bytes at address 0.
+fn host_range(address: u64, size: u64, memory: Memory) -> Option<(usize, usize)> {
+    if memory != Memory::Host {
+        return None;
+    }
+    let (start, size) = (usize::try_from(address).ok()?, usize::try_from(size).ok()?);
+    isize::try_from(size).ok()?;
+    (size == 0 || start != 0).then_some((start, size))
+}
+
 impl<'a> Source<'a> {
     /// A range of host memory, by address and size in bytes.
     ///
@@ -87,18 +98,11 @@ impl<'a> Source<'a> {
 
     /// The bytes; `None` for device memory and for sizes beyond this machine's addresses.
     pub fn bytes(&self) -> Option<&'a [u8]> {
-        if self.memory != Memory::Host {
-            return None;
-        }
-        let size = usize::try_from(self.size).ok()?;
+        let (start, size) = host_range(self.address, self.size, self.memory)?;
         if size == 0 {
             return Some(&[]);
         }
-        isize::try_from(size).ok()?;
-        let start = ptr::with_exposed_provenance::<u8>(usize::try_from(self.address).ok()?);
-        if start.is_null() {
-            return None;
-        }
+        let start = ptr::with_exposed_provenance::<u8>(start);
         // SAFETY: both constructors for host memory promise readable, initialised bytes that
         // nobody writes for 'a; the size was checked to fit a slice.
         Some(unsafe { std::slice::from_raw_parts(start, size) })
@@ -173,18 +177,11 @@ impl<'a> Target<'a> {
 
     /// The bytes; `None` for device memory and for sizes beyond this machine's addresses.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        if self.memory != Memory::Host {
-            return None;
-        }
-        let size = usize::try_from(self.size).ok()?;
+        let (start, size) = host_range(self.address, self.size, self.memory)?;
         if size == 0 {
             return Some(&mut []);
         }
-        isize::try_from(size).ok()?;
-        let start = ptr::with_exposed_provenance_mut::<u8>(usize::try_from(self.address).ok()?);
-        if start.is_null() {
-            return None;
-        }
+        let start = ptr::with_exposed_provenance_mut::<u8>(start);
         // SAFETY: both constructors for host memory promise writable, initialised bytes that are
         // this target's alone for 'a, and &mut self lends them once at a time; the size was
         // checked to fit a slice.

@@ -81,7 +81,7 @@ impl Worker {
         if self.shared.is_closed() {
             bail!(Closed, "wait_for_save: the worker was shut down");
         }
-        if metadata.saves().runs().iter().any(left) {
+        let queued = if metadata.saves().runs().iter().any(left) {
             let (Some(mover), Some(saves)) = (&self.mover, &self.saves) else {
                 bail!(
                     BadState,
@@ -97,23 +97,23 @@ impl Worker {
                 event,
                 Arc::clone(&self.save_scratch),
             );
-            bound.saves_taken = true;
-            // Held meanwhile, so that what becomes of the item is reported after its pass.
-            let mut reports = self.shared.reports.lock();
-            if let Err(refused) = saves.push(Box::new(item)) {
-                drop(reports);
-                // Reports itself as dropped.
-                drop(refused);
-                bail!(Closed, "wait_for_save: the save thread has ended");
-            }
-            reports.add(metadata.source(), |report| {
-                report.submitted.push(metadata.pass())
-            });
-            return Ok(());
-        }
+            Some((saves, item))
+        } else {
+            None
+        };
         bound.saves_taken = true;
-        self.shared.report(metadata.source(), |report| {
-            report.submitted.push(metadata.pass())
+        // Held meanwhile, so that what becomes of the item is reported after its pass.
+        let mut reports = self.shared.reports.lock();
+        if let Some((saves, item)) = queued
+            && let Err(refused) = saves.push(Box::new(item))
+        {
+            drop(reports);
+            // Reports itself as dropped.
+            drop(refused);
+            bail!(Closed, "wait_for_save: the save thread has ended");
+        }
+        reports.add(metadata.source(), |report| {
+            report.submitted.push(metadata.pass());
         });
         Ok(())
     }

@@ -59,7 +59,6 @@ TEST(Config, WhatThisBuildLacksIsRefusedByName) {
     expect_error(status, part, [&] { kvb::Worker::open(config, engine); });
   };
   auto unsupported = KVB_UNSUPPORTED;
-  refused(json("lacks", R"("async_load": true, )"), unsupported, "async_load");
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1"})", unsupported, "mooncake");
   refused(R"({"model_key": "m", "kvbridge": {"store": "host"}})", unsupported, "host");
   refused(R"({"model_key": "m", "stage_through_host": false, "kvbridge": {"page_format": "raw"}})",

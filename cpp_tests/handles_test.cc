@@ -175,7 +175,7 @@ TEST(Handles, OutputsChangeOnlyOnSuccess) {
   bool pinned = true;
   EXPECT_EQ(kvb_scheduler_finished(server.scheduler.get(), 1, 9, &pinned), KVB_INVALID_ARGUMENT);
   EXPECT_TRUE(pinned);
-  kvb_fence fence{9, 0};
+  kvb_fence fence{9, 0, nullptr, nullptr};
   auto metadata = server.scheduler.build({});
   EXPECT_EQ(kvb_worker_bind(server.worker.get(), metadata.get(), &fence), KVB_INVALID_ARGUMENT);
 }

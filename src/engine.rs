@@ -112,6 +112,10 @@ pub struct Terms {
     pub global_rank: u32,
     /// Ranks that share this node's memory.
     pub ranks_on_node: u32,
+    /// Every offer is asynchronous.
+    pub async_load: bool,
+    /// Each `bind` brings an allocation fence.
+    pub supplies_fences: bool,
     /// Requests must be prefill-only (a drafter is at work).
     pub context_only: bool,
     /// What the engine has to arrange.
@@ -131,12 +135,6 @@ impl Engine {
         } else {
             self.lookahead()?
         };
-        if config.async_load() {
-            bail!(
-                Unsupported,
-                "async_load = true is not supported in this build"
-            );
-        }
         if !config.stage_through_host() {
             bail!(
                 Unsupported,
@@ -165,6 +163,8 @@ impl Engine {
             rank,
             global_rank: self.tp_rank,
             ranks_on_node: self.ranks_on_node.max(1),
+            async_load: reads && config.async_load(),
+            supplies_fences: self.supplies_fences,
             context_only: self.drafter != Drafter::None && config.role() != Role::Capacity,
             declarations: Declarations {
                 supports_attention_dp: true,
@@ -282,7 +282,8 @@ impl Terms {
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
         }
-        for number in [self.tokens_per_block, self.lookahead, self.world] {
+        let is_async = u32::from(self.async_load);
+        for number in [self.tokens_per_block, self.lookahead, self.world, is_async] {
             hasher.update(&number.to_le_bytes());
         }
         let mut digest = [0; 16];

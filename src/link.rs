@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::metadata::Life;
+
 /// A layer group as the scheduler sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupInfo {
@@ -33,6 +35,8 @@ pub struct Report {
     pub failed_saves: Vec<BlockOf>,
     /// First block of a request that did not arrive.
     pub failed_loads: Vec<BlockOf>,
+    /// Lives whose asynchronous load was reported to the engine, also when it failed.
+    pub loaded: Vec<Life>,
     /// Requests that were reported as saved: their pages are the engine's again.
     pub released: Vec<u64>,
 }
@@ -44,6 +48,7 @@ impl Report {
             && self.submitted.is_empty()
             && self.failed_saves.is_empty()
             && self.failed_loads.is_empty()
+            && self.loaded.is_empty()
             && self.released.is_empty()
     }
 
@@ -53,12 +58,13 @@ impl Report {
         self.submitted.clear();
         self.failed_saves.clear();
         self.failed_loads.clear();
+        self.loaded.clear();
         self.released.clear();
     }
 }
 
 /// The worker of the scheduler's own process. All calls may come while the worker is in a call of
-/// its own, and none of them waits for a transfer.
+/// its own, and none of them waits for the pool but `lookup`.
 pub trait LocalWorker: Send + Sync {
     /// How many of the leading blocks are stored in every layer group and shard. `hashes` holds
     /// block hashes side by side. What cannot be found out counts as missing. Blocks: for one
@@ -72,7 +78,9 @@ pub trait LocalWorker: Send + Sync {
     fn take_report(&self, into: &mut Report);
 
     /// The scheduler forgot this life of a request: it ended, or its allocation was released. What is
-    /// bound of it and not under way, or is bound later, must not move any more.
+    /// bound of it and not under way, or is bound later, must not move any more; on return its
+    /// asynchronous load does not write into its pages. Blocks: for the copy of one batch of that
+    /// load at most.
     fn life_ended(&self, request_id: u64, generation: u64);
 
     /// What the scheduler writes into its metadata, so that this worker takes no other's. Not 0,

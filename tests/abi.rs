@@ -1,6 +1,7 @@
 //! Sizes and offsets of everything that crosses the boundary. `KVB_BLESS=1` rewrites the golden file;
 //! what is released there may only grow at the end of structs that begin with struct_size.
 
+use kvbridge::ffi::fence::kvb_fence;
 use kvbridge::ffi::layout::{kvb_group, kvb_pool, kvb_region};
 use kvbridge::ffi::metadata::kvb_summary;
 use kvbridge::ffi::plain::{
@@ -8,7 +9,7 @@ use kvbridge::ffi::plain::{
 };
 use kvbridge::ffi::scheduler::{kvb_pass, kvb_step};
 use kvbridge::ffi::store::{kvb_piece, kvb_pool_stats, kvb_store_table};
-use kvbridge::ffi::worker::{kvb_declarations, kvb_fence, kvb_stats};
+use kvbridge::ffi::worker::{kvb_declarations, kvb_stats};
 use std::fmt::Write;
 use std::mem::offset_of;
 use std::path::Path;
@@ -58,19 +59,20 @@ fn structs_are_laid_out_as_released() {
             drops_reuse_match_backoff supports_speculative_prefill supports_admission_query
             prompt_lookahead
         }
-        kvb_fence { kind value }
+        kvb_fence { kind event wait context }
         kvb_stats {
             struct_size lookups lookup_blocks hit_blocks lookup_keys missing_keys
             failed_lookup_keys loaded_pages loaded_bytes failed_load_pages bad_seals
             failed_load_requests saved_pages saved_bytes already_stored_pages no_space_pages
-            failed_save_pages dropped_save_pages store_calls saves_in_flight
+            failed_save_pages dropped_save_pages store_calls saves_in_flight loads_in_flight
         }
         kvb_step {
             request_id new_tokens pages page_lists computed_position scheduled_tokens
         }
         kvb_pass { struct_size steps step_count }
         kvb_summary {
-            struct_size pass load_requests load_blocks save_requests save_blocks
+            struct_size pass load_requests load_blocks save_requests save_blocks parked_requests
+            parked_blocks
         }
     };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/structs.txt");

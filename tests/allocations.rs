@@ -26,7 +26,7 @@ use kvbridge::store::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store,
 };
-use kvbridge::worker::Worker;
+use kvbridge::worker::{Fence, Worker};
 use rig::{Cache, GroupShape, Setup, T, pool, prompt, request};
 
 struct Counting;
@@ -193,7 +193,7 @@ impl Machine {
             }
         );
         lap(1);
-        self.worker.bind(metadata);
+        self.worker.bind(metadata, Fence::None);
         self.worker.start_load(Stream::default()).unwrap();
         lap(2);
         self.worker.wait_for_save(Stream::default()).unwrap();
@@ -275,7 +275,7 @@ fn decode(machine: &mut Machine, requests: u64) -> u64 {
             metadata.saves().blocks(),
             if pass == 0 { requests } else { 0 }
         );
-        machine.worker.bind(metadata);
+        machine.worker.bind(metadata, Fence::None);
         machine.worker.start_load(Stream::default()).unwrap();
         machine.worker.wait_for_save(Stream::default()).unwrap();
         while machine.worker.handle().saves_in_flight() > 0 {

@@ -723,6 +723,10 @@ typedef struct kvb_summary {
   uint64_t save_requests;
   /* Blocks to save. */
   uint64_t save_blocks;
+  /* Requests that wait outside the batch for their load, also for none. */
+  uint64_t parked_requests;
+  /* Blocks that they load. */
+  uint64_t parked_blocks;
 } kvb_summary;
 
 /*
@@ -750,18 +754,10 @@ void kvb_metadata_free(kvb_metadata *metadata);
 
 /* ==== one rank's mover ==== */
 
-/* kvb_fence.kind: nothing to wait for. */
-#define KVB_FENCE_NONE 0
-
-/* kvb_fence.kind: `value` is a CUevent. */
-#define KVB_FENCE_CUDA_EVENT 1
-
-/* kvb_fence.kind: `value` is a function of the host. */
-#define KVB_FENCE_CALLBACK 2
-
 /*
  One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
- memory and the thread that saves. Synchronous loads run on the caller's thread.
+ memory and the threads that save and, with async_load, load. Synchronous loads run on the
+ caller's thread.
 
  Threads: exclusive; functions with a const receiver may run beside any other and each other.
  Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
@@ -791,17 +787,6 @@ typedef struct kvb_declarations {
   /* Prompt tokens behind a block that its hash covers. */
   uint32_t prompt_lookahead;
 } kvb_declarations;
-
-/*
- What an asynchronous transfer waits for before it writes into newly allocated pages.
- Synchronous loads do not wait for it, and this build has no others.
- */
-typedef struct kvb_fence {
-  /* KVB_FENCE_*. */
-  int32_t kind;
-  /* What the kind says. */
-  uint64_t value;
-} kvb_fence;
 
 /* Counters since the worker was made; bytes are payload bytes. */
 typedef struct kvb_stats {
@@ -845,6 +830,8 @@ typedef struct kvb_stats {
   uint64_t store_calls;
   /* Requests with saves in flight now. */
   uint64_t saves_in_flight;
+  /* Asynchronous loads in flight now, also those that nobody waits for any more. */
+  uint64_t loads_in_flight;
 } kvb_stats;
 
 /*
@@ -903,12 +890,13 @@ kvb_status kvb_worker_lookup(const kvb_worker *worker,
 
 /*
  Binds the metadata of the next pass in place of the bound one. Loads of that one that were
- never started are reported as failed; saves that were never queued count as not submitted.
- `fence_or_null` is checked and otherwise ignored in this build, whose loads are all
- synchronous. The metadata may be freed afterwards.
+ never started are reported as failed; saves that were never queued count as not submitted. Its
+ asynchronous loads are queued, once; they write into pages after `fence_or_null`. The metadata
+ may be freed afterwards.
 
- A metadata that does not belong to this worker is an error of the next kvb_worker_start_load.
- Errors: KVB_INVALID_ARGUMENT.
+ What is wrong with the metadata, or keeps its asynchronous loads from being queued, is an error
+ of the next kvb_worker_start_load or kvb_worker_get_finished; such loads count as failed.
+ Blocks: no. Errors: KVB_INVALID_ARGUMENT or KVB_UNSUPPORTED, the fence; nothing is bound then.
  */
 kvb_status kvb_worker_bind(kvb_worker *worker,
                            const kvb_metadata *metadata,
@@ -946,11 +934,16 @@ kvb_status kvb_worker_take_failed_loads(kvb_worker *worker, kvb_ids *out_ids);
 
 /*
  Announces requests that ended, were cancelled or preempted, and reports every announced one
- whose saves are done, each once: its pages are the engine's again as far as this rank goes.
- Announcements persist, so call it every pass, also without ids. `loading_ids` announces
- asynchronous loads, which this build does not have; `out_loaded` is always empty.
+ whose transfers are done, each once: its pages are the engine's again as far as this rank goes.
+ Announces requests that wait for an asynchronous load, and reports each once when its load
+ ended: then, and when all ranks reported it, it may run. One that lost a page is in
+ kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
+ without ids. Of a request that was announced as finished no load is reported any more.
 
- Blocks: no. Errors: KVB_UNSUPPORTED, a loading id.
+ Blocks: no. Errors: what kvb_worker_bind could not say, once; KVB_LOAD_FAILED or
+ KVB_DEVICE_FAILED in every call from then on when a load thread failed: under tensor parallelism
+ also when a page was lost. Announcements are taken in any case, and what was to be reported is
+ kept.
  */
 kvb_status kvb_worker_get_finished(kvb_worker *worker,
                                    const uint64_t *finished_ids,
@@ -960,7 +953,11 @@ kvb_status kvb_worker_get_finished(kvb_worker *worker,
                                    kvb_ids *out_saved,
                                    kvb_ids *out_loaded);
 
-/* Reads and clears the requests whose asynchronous load failed. Always empty in this build. */
+/*
+ Reads and clears the requests that kvb_worker_get_finished reported as loaded although a page
+ was lost. The engine runs them again: call kvb_scheduler_reset and match again; the next offer
+ ends before the block that failed. Always empty under tensor parallelism.
+ */
 kvb_status kvb_worker_take_failed_async_loads(kvb_worker *worker, kvb_ids *out_ids);
 
 /* The worker's counters at this moment. Each is exact; together they may straddle an event. */

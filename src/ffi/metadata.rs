@@ -4,7 +4,7 @@ use super::args::{self, Growable};
 use super::guard::{guard, guard_or};
 use super::handle::{self, Noun, Shared};
 use super::status::kvb_status;
-use crate::metadata::{Metadata, Transfers};
+use crate::metadata::Metadata;
 use std::sync::Arc;
 
 /// One pass's transfers, as the scheduler decided them. It holds no address and nothing that
@@ -40,6 +40,10 @@ pub struct kvb_summary {
     pub save_requests: u64,
     /// Blocks to save.
     pub save_blocks: u64,
+    /// Requests that wait outside the batch for their load, also for none.
+    pub parked_requests: u64,
+    /// Blocks that they load.
+    pub parked_blocks: u64,
 }
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_summary {}
@@ -111,10 +115,12 @@ pub unsafe extern "C" fn kvb_metadata_summary(
         out.write(&kvb_summary {
             struct_size: 0,
             pass: metadata.pass(),
-            load_requests: requests(metadata.loads()),
+            load_requests: metadata.loads().requests(),
             load_blocks: metadata.loads().blocks(),
-            save_requests: requests(metadata.saves()),
+            save_requests: metadata.saves().requests(),
             save_blocks: metadata.saves().blocks(),
+            parked_requests: metadata.parked().requests(),
+            parked_blocks: metadata.parked().blocks(),
         });
         Ok(())
     })
@@ -127,11 +133,4 @@ pub unsafe extern "C" fn kvb_metadata_free(metadata: *mut kvb_metadata) {
     guard_or("kvb_metadata_free", (), || unsafe {
         handle::free(metadata, "metadata")
     });
-}
-
-/// A request's runs stand side by side.
-fn requests(transfers: &Transfers) -> u64 {
-    let runs = transfers.runs();
-    runs.chunk_by(|one, next| one.request_id == next.request_id)
-        .count() as u64
 }

@@ -14,6 +14,7 @@
 )]
 
 pub mod config;
+pub mod fence;
 pub mod global;
 pub mod keys;
 pub mod layout;

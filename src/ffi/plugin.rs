@@ -1,6 +1,7 @@
 //! For hosts that load the library with `dlopen`: one symbol, one number to check, one table.
 
 use super::config::*;
+use super::fence::kvb_fence;
 use super::global::*;
 use super::guard::guard_or;
 use super::keys::*;

@@ -1,7 +1,8 @@
 //! `kvb_worker`.
 
-use super::args::{self, Growable, Plain, choice};
+use super::args::{self, Growable};
 use super::config::kvb_config;
+use super::fence::{fence, kvb_fence};
 use super::guard::{guard, guard_or};
 use super::handle::{self, Exclusive, Noun};
 use super::layout::kvb_layout;
@@ -18,7 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
-/// memory and the thread that saves. Synchronous loads run on the caller's thread.
+/// memory and the threads that save and, with async_load, load. Synchronous loads run on the
+/// caller's thread.
 ///
 /// Threads: exclusive; functions with a const receiver may run beside any other and each other.
 /// Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
@@ -59,26 +61,6 @@ pub struct kvb_declarations {
 }
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_declarations {}
-
-/// kvb_fence.kind: nothing to wait for.
-pub const KVB_FENCE_NONE: i32 = 0;
-/// kvb_fence.kind: `value` is a CUevent.
-pub const KVB_FENCE_CUDA_EVENT: i32 = 1;
-/// kvb_fence.kind: `value` is a function of the host.
-pub const KVB_FENCE_CALLBACK: i32 = 2;
-
-/// What an asynchronous transfer waits for before it writes into newly allocated pages.
-/// Synchronous loads do not wait for it, and this build has no others.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvb_fence {
-    /// KVB_FENCE_*.
-    pub kind: i32,
-    /// What the kind says.
-    pub value: u64,
-}
-// SAFETY: integers.
-unsafe impl Plain for kvb_fence {}
 
 /// Counters since the worker was made; bytes are payload bytes.
 #[repr(C)]
@@ -124,6 +106,8 @@ pub struct kvb_stats {
     pub store_calls: u64,
     /// Requests with saves in flight now.
     pub saves_in_flight: u64,
+    /// Asynchronous loads in flight now, also those that nobody waits for any more.
+    pub loads_in_flight: u64,
 }
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_stats {}
@@ -271,12 +255,13 @@ pub unsafe extern "C" fn kvb_worker_lookup(
 }
 
 /// Binds the metadata of the next pass in place of the bound one. Loads of that one that were
-/// never started are reported as failed; saves that were never queued count as not submitted.
-/// `fence_or_null` is checked and otherwise ignored in this build, whose loads are all
-/// synchronous. The metadata may be freed afterwards.
+/// never started are reported as failed; saves that were never queued count as not submitted. Its
+/// asynchronous loads are queued, once; they write into pages after `fence_or_null`. The metadata
+/// may be freed afterwards.
 ///
-/// A metadata that does not belong to this worker is an error of the next kvb_worker_start_load.
-/// Errors: KVB_INVALID_ARGUMENT.
+/// What is wrong with the metadata, or keeps its asynchronous loads from being queued, is an error
+/// of the next kvb_worker_start_load or kvb_worker_get_finished; such loads count as failed.
+/// Blocks: no. Errors: KVB_INVALID_ARGUMENT or KVB_UNSUPPORTED, the fence; nothing is bound then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_bind(
     worker: *mut kvb_worker,
@@ -285,18 +270,18 @@ pub unsafe extern "C" fn kvb_worker_bind(
 ) -> kvb_status {
     guard("kvb_worker_bind", || {
         // SAFETY: the caller's promise, see the header's conventions.
-        let (mut worker, metadata) = unsafe {
-            if !fence_or_null.is_null() {
-                let fence = args::fixed(fence_or_null, "fence")?;
-                let known = [KVB_FENCE_NONE, KVB_FENCE_CUDA_EVENT, KVB_FENCE_CALLBACK];
-                choice(fence.kind, &known.map(|kind| (kind, ())), "fence->kind")?;
-            }
+        let (mut worker, metadata, given) = unsafe {
+            let given = match fence_or_null.is_null() {
+                true => None,
+                false => Some(args::fixed(fence_or_null, "fence")?),
+            };
             (
                 handle::exclusive(worker, "worker", "kvb_worker_bind")?,
                 handle::input(metadata, "metadata")?,
+                given,
             )
         };
-        worker.bind(Arc::clone(metadata));
+        worker.bind(Arc::clone(metadata), fence(given.as_ref())?);
         Ok(())
     })
 }
@@ -363,11 +348,16 @@ pub unsafe extern "C" fn kvb_worker_take_failed_loads(
 }
 
 /// Announces requests that ended, were cancelled or preempted, and reports every announced one
-/// whose saves are done, each once: its pages are the engine's again as far as this rank goes.
-/// Announcements persist, so call it every pass, also without ids. `loading_ids` announces
-/// asynchronous loads, which this build does not have; `out_loaded` is always empty.
+/// whose transfers are done, each once: its pages are the engine's again as far as this rank goes.
+/// Announces requests that wait for an asynchronous load, and reports each once when its load
+/// ended: then, and when all ranks reported it, it may run. One that lost a page is in
+/// kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
+/// without ids. Of a request that was announced as finished no load is reported any more.
 ///
-/// Blocks: no. Errors: KVB_UNSUPPORTED, a loading id.
+/// Blocks: no. Errors: what kvb_worker_bind could not say, once; KVB_LOAD_FAILED or
+/// KVB_DEVICE_FAILED in every call from then on when a load thread failed: under tensor parallelism
+/// also when a page was lost. Announcements are taken in any case, and what was to be reported is
+/// kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_get_finished(
     worker: *mut kvb_worker,
@@ -391,12 +381,14 @@ pub unsafe extern "C" fn kvb_worker_get_finished(
         };
         let reported = worker.get_finished(finished, loading)?;
         saved.write(kvb_ids::view(reported.saved));
-        loaded.write(kvb_ids::view(&[]));
+        loaded.write(kvb_ids::view(reported.loaded));
         Ok(())
     })
 }
 
-/// Reads and clears the requests whose asynchronous load failed. Always empty in this build.
+/// Reads and clears the requests that kvb_worker_get_finished reported as loaded although a page
+/// was lost. The engine runs them again: call kvb_scheduler_reset and match again; the next offer
+/// ends before the block that failed. Always empty under tensor parallelism.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_take_failed_async_loads(
     worker: *mut kvb_worker,
@@ -404,13 +396,13 @@ pub unsafe extern "C" fn kvb_worker_take_failed_async_loads(
 ) -> kvb_status {
     guard("kvb_worker_take_failed_async_loads", || {
         // SAFETY: the caller's promise, see the header's conventions.
-        let (_worker, out) = unsafe {
+        let (mut worker, out) = unsafe {
             (
                 handle::exclusive(worker, "worker", "kvb_worker_take_failed_async_loads")?,
                 args::out(out_ids, "out_ids")?,
             )
         };
-        out.write(kvb_ids::view(&[]));
+        out.write(kvb_ids::view(worker.take_failed_async_loads()));
         Ok(())
     })
 }
@@ -451,6 +443,7 @@ pub unsafe extern "C" fn kvb_worker_stats(
             dropped_save_pages: stats.dropped_save_pages,
             store_calls: stats.store_calls,
             saves_in_flight: worker.common().saves_in_flight(),
+            loads_in_flight: worker.common().loads_in_flight(),
         });
         Ok(())
     })

@@ -31,7 +31,7 @@ use crate::engine::Terms;
 use crate::error::{Result, bail};
 use crate::keys::{Scope, Tokens};
 use crate::link::{LocalWorker, Report};
-use crate::metadata::Recycler;
+use crate::metadata::{Life, Recycler};
 use record::Record;
 use records::Records;
 
@@ -55,7 +55,7 @@ pub struct Request<'a> {
 pub struct Offer {
     /// Tokens, in whole blocks; 0: nothing.
     pub tokens: u64,
-    /// The load would run outside the passes.
+    /// The request waits outside the batch for it; never with 0 tokens.
     pub is_async: bool,
 }
 
@@ -141,6 +141,10 @@ pub struct Scheduler {
     pass: u64,
     /// Counts calls of `build`, also failed ones.
     build_calls: u64,
+    /// Requests whose asynchronous load was settled since the last build; some may have ended.
+    to_park: Vec<u64>,
+    /// Lives that ended since the last build and of which something travelled.
+    ended: Vec<Life>,
     logs: VecDeque<PassLog>,
     spare_logs: Vec<PassLog>,
     /// Per request id: the first block whose load failed, until the request ended.
@@ -170,6 +174,8 @@ impl Scheduler {
             spares: Vec::new(),
             pass: 0,
             build_calls: 0,
+            to_park: Vec::new(),
+            ended: Vec::new(),
             logs: VecDeque::new(),
             spare_logs: Vec::new(),
             failed_from: HashMap::new(),

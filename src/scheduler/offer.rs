@@ -60,15 +60,17 @@ impl Scheduler {
         if !self.is_same_request(request.id, seed, &digest) {
             self.begin_generation(request, seed, &digest)?;
         }
+        let tokens = self.offer(request.id, local_tokens);
         Ok(Offer {
-            tokens: self.offer(request.id, local_tokens),
-            is_async: false,
+            tokens,
+            is_async: tokens > 0 && self.terms.async_load,
         })
     }
 
     fn is_same_request(&self, id: u64, seed: Seed, digest: &TokenDigest) -> bool {
         self.records.get(&id).is_some_and(|record| {
             record.stage != Stage::Running
+                && !record.is_parked()
                 && record.seed == seed
                 && record.prompt_tokens == digest.count()
                 && record.prompt_digest == digest.value()
@@ -82,7 +84,7 @@ impl Scheduler {
         digest: &TokenDigest,
     ) -> Result<()> {
         let terms = &self.terms;
-        let mut record = match self.spares.pop() {
+        let spare = match self.spares.pop() {
             Some(record) => record,
             None => {
                 let chain =
@@ -90,17 +92,17 @@ impl Scheduler {
                 Record::new(chain, seed)
             }
         };
-        record.renew(GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1, seed);
+        let mut record = spare.renew(GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1, seed);
         // May refuse a token: nothing was changed before it.
         record.chain.extend(request.prompt)?;
         record.prompt_tokens = digest.count();
         record.prompt_digest = digest.value();
         record.tokens = digest.count();
-        // Saves of an earlier life that nobody ended may still be in flight under this id.
+        // What nobody ended of an earlier life may still be in flight under this id.
         record.ever_saved = self
             .records
             .get(&request.id)
-            .is_some_and(|earlier| earlier.ever_saved);
+            .is_some_and(Record::may_be_in_flight);
         if let Some(failed) = self.failed_from.get(&request.id)
             && !failed.is_in(&record.chain)
         {
@@ -220,7 +222,18 @@ impl Scheduler {
                 "request {request_id}: {honoured_tokens} tokens are honoured, but it is already running"
             );
         }
-        let offered = &record.offered.open;
+        if record.is_parked() {
+            if honoured_tokens > 0 {
+                bail!(
+                    BadState,
+                    "request {request_id}: {honoured_tokens} tokens are honoured, but its asynchronous load travelled already"
+                );
+            }
+            record.check_pages(request_id, pages, groups)?;
+            record.enter_pages(pages, groups);
+            return Ok(());
+        }
+        let offered = record.offered.open.clone();
         if !honoured_tokens.is_multiple_of(size) || honoured_tokens > offered.end - offered.start {
             bail!(
                 InvalidArgument,
@@ -236,11 +249,18 @@ impl Scheduler {
         record.enter_pages(pages, groups);
         if record.stage != Stage::Running {
             record.stage = Stage::Allocated;
-            record.load = (honoured_tokens > 0).then_some(Load {
+            // An engine that was made an asynchronous offer parks the request however little of it
+            // it honours.
+            let is_async = self.terms.async_load && !offered.is_empty();
+            record.load = (is_async || honoured_tokens > 0).then_some(Load {
                 blocks,
+                is_async,
                 emitted: false,
-                started: false,
+                counts: false,
             });
+            if is_async {
+                self.to_park.push(request_id);
+            }
         }
         Ok(())
     }
@@ -261,7 +281,7 @@ impl Scheduler {
             );
         }
         let open = match &record.load {
-            Some(load) => u64::from(load.blocks.start) * size..u64::from(load.blocks.end) * size,
+            Some(load) => load.tokens(size),
             None if record.stage == Stage::Allocated => {
                 record.offered.open.start..record.offered.open.start
             }
@@ -279,7 +299,7 @@ impl Scheduler {
         match &mut record.load {
             Some(load) => {
                 load.blocks = (left.start / size) as u32..(left.end / size) as u32;
-                if load.blocks.is_empty() {
+                if load.blocks.is_empty() && !load.is_async {
                     record.load = None;
                 }
             }

@@ -1,5 +1,7 @@
-//! What travels with a pass: the synchronous loads before it, the saves after it.
+//! What travels with a pass: the synchronous loads before it, the saves after it, and the
+//! asynchronous loads that no pass waits for.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::record::{Record, Stage};
@@ -46,11 +48,15 @@ impl Scheduler {
             }
         }
         self.keep_log(log);
+        self.park(groups.len(), &mut metadata);
+        metadata.set_ended(self.ended.drain(..));
         tracing::debug!(
-            "pass {}: {} requests, {} blocks to load, {} blocks to save",
+            "pass {}: {} requests, {} blocks to load, {} more for {} that wait for them, {} blocks to save",
             self.pass,
             steps.len(),
             metadata.loads().blocks(),
+            metadata.parked().blocks(),
+            metadata.parked().runs().len(),
             metadata.saves().blocks()
         );
         Ok(Arc::new(metadata))
@@ -62,6 +68,28 @@ impl Scheduler {
             && let Some(oldest) = self.logs.pop_front()
         {
             self.spare_logs.push(oldest);
+        }
+    }
+
+    /// Asynchronous loads that were settled since the last build; each travels once.
+    fn park(&mut self, groups: usize, metadata: &mut Metadata) {
+        if groups == 0 {
+            // The pages they name lie in a layout that is gone for now.
+            return;
+        }
+        for id in self.to_park.drain(..) {
+            let Some(record) = self.records.get_mut(&id) else {
+                continue;
+            };
+            let Some(load) = &mut record.load else {
+                continue;
+            };
+            if !load.is_async || std::mem::replace(&mut load.emitted, true) {
+                continue;
+            }
+            let blocks = load.blocks.clone();
+            record.loaded = blocks.clone();
+            emit(metadata.parked_mut(), record, id, groups, blocks);
         }
     }
 
@@ -111,9 +139,17 @@ impl Scheduler {
         }
         let restored = match &record.load {
             None => 0,
+            Some(load) if load.is_async => {
+                if !load.counts {
+                    bail!(
+                        Contradiction,
+                        "request {id}: its asynchronous load was not reported yet; until then it waits outside the batch"
+                    );
+                }
+                0
+            }
             Some(load) => {
-                let start = u64::from(load.blocks.start) * size;
-                let end = u64::from(load.blocks.end) * size;
+                let Range { start, end } = load.tokens(size);
                 if position == start {
                     end - start
                 } else if position < end {
@@ -121,7 +157,7 @@ impl Scheduler {
                         Contradiction,
                         "request {id}: computed_position = {position}, but tokens {start} … {end} are loaded from the pool: before the load it is {start}"
                     );
-                } else if !load.started {
+                } else if !load.counts {
                     bail!(
                         Contradiction,
                         "request {id}: computed_position = {position} counts the tokens {start} … {end}, whose load was never started"
@@ -179,10 +215,11 @@ impl Scheduler {
         let mut restored = 0;
         let mut emitted_load = false;
         if let Some(load) = &mut record.load {
-            if step.computed_position == u64::from(load.blocks.start) * size {
+            let tokens = load.tokens(size);
+            if !load.is_async && step.computed_position == tokens.start {
                 load.emitted = true;
                 let blocks = load.blocks.clone();
-                restored = u64::from(blocks.end - blocks.start) * size;
+                restored = tokens.end - tokens.start;
                 record.loaded = blocks.clone();
                 emit(
                     metadata.loads_mut(),
@@ -270,13 +307,7 @@ fn emit_saves(
 }
 
 /// Appends one run of blocks that all have a page in every group.
-fn emit(
-    transfers: &mut Transfers,
-    record: &Record,
-    id: u64,
-    groups: usize,
-    blocks: std::ops::Range<u32>,
-) {
+fn emit(transfers: &mut Transfers, record: &Record, id: u64, groups: usize, blocks: Range<u32>) {
     let parent = record
         .chain
         .parent(blocks.start as usize)

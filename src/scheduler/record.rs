@@ -37,10 +37,20 @@ pub(super) struct Offered {
 /// A settled offer that is not spent yet, in blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Load {
+    /// Empty only for an asynchronous load, whose request waits for it all the same.
     pub blocks: Range<u32>,
+    pub is_async: bool,
     pub emitted: bool,
-    /// The local worker began it.
-    pub started: bool,
+    /// Positions behind it may be reported as computed: the local worker began it or, if it is
+    /// asynchronous, reported it.
+    pub counts: bool,
+}
+
+impl Load {
+    /// Its tokens in the prompt.
+    pub fn tokens(&self, block_tokens: u64) -> Range<u64> {
+        u64::from(self.blocks.start) * block_tokens..u64::from(self.blocks.end) * block_tokens
+    }
 }
 
 /// A block whose put failed, and the pass it was emitted again with.
@@ -103,25 +113,29 @@ impl Record {
         }
     }
 
-    /// Makes it the record of a new life of some request; lists keep their memory.
-    pub fn renew(&mut self, generation: u64, seed: Seed) {
-        self.generation = generation;
-        self.seed = seed;
+    /// The record of a new life of some request; lists keep their memory.
+    pub fn renew(mut self, generation: u64, seed: Seed) -> Self {
         self.chain.reset(seed);
-        self.prompt_digest = 0;
-        self.prompt_tokens = 0;
-        self.tokens = 0;
-        self.stage = Stage::Matched;
-        self.offered = Offered::default();
-        self.load = None;
-        self.loaded = 0..0;
         self.pages.iter_mut().for_each(Vec::clear);
-        self.confirmed = 0;
         self.retries.clear();
-        self.ever_saved = false;
-        self.spoilt = false;
-        self.sits_out = false;
-        self.seen_in = 0;
+        Self {
+            generation,
+            pages: self.pages,
+            retries: self.retries,
+            ..Self::new(self.chain, seed)
+        }
+    }
+
+    /// The asynchronous load of a request that waits for it: some rank may be writing its pages.
+    pub fn is_parked(&self) -> bool {
+        self.load
+            .as_ref()
+            .is_some_and(|load| load.is_async && load.emitted)
+    }
+
+    /// Something of it travelled: pages may be in flight on some rank until it is reported.
+    pub fn may_be_in_flight(&self) -> bool {
+        self.ever_saved || self.is_parked()
     }
 
     /// Checks reported page lists against the groups and what is known, without entering them.

@@ -1,6 +1,6 @@
 //! What became of earlier passes, and the end of requests.
 
-use super::record::{Retry, SPARES};
+use super::record::{Record, Retry, SPARES};
 use super::{FailedBlock, FinishReason, Scheduler};
 
 impl Scheduler {
@@ -44,6 +44,14 @@ impl Scheduler {
                     }
                 }
             }
+            for &(id, generation) in &report.loaded {
+                if let Some(record) = self.records.get_mut(&id)
+                    && record.generation == generation
+                    && let Some(load) = &mut record.load
+                {
+                    load.counts = true;
+                }
+            }
             for id in &report.released {
                 self.pinned.remove(id);
             }
@@ -62,7 +70,7 @@ impl Scheduler {
                 && record.generation == emitted.generation
                 && let Some(load) = &mut record.load
             {
-                load.started = true;
+                load.counts = true;
             }
         }
     }
@@ -99,12 +107,12 @@ impl Scheduler {
         if reason != FinishReason::Preempted {
             self.failed_from.remove(&request_id);
         }
-        // The leader cannot know what each rank still moves: any save that was emitted pins. A second
+        // The leader cannot know what each rank still moves: any save or load that was emitted pins. A second
         // call before the local worker's report gets the same answer, since pages may be in flight.
         if self
             .records
             .get(&request_id)
-            .is_some_and(|record| record.ever_saved)
+            .is_some_and(Record::may_be_in_flight)
         {
             self.pinned.insert(request_id);
         }
@@ -124,6 +132,9 @@ impl Scheduler {
             return;
         };
         self.link.life_ended(request_id, record.generation);
+        if record.may_be_in_flight() || record.load.as_ref().is_some_and(|load| load.emitted) {
+            self.ended.push((request_id, record.generation));
+        }
         if self.spares.len() < SPARES {
             self.spares.push(record);
         }

@@ -1,14 +1,13 @@
-//! When may the engine have a request's pages back? Counts the queued saves per request and keeps
+//! When may the engine have a request's pages back? Counts the queued transfers per request and keeps
 //! what the engine announced until it can be reported.
 
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-/// One life of a request id.
-pub(super) type Life = (u64, u64);
+use crate::metadata::Life;
 
-/// The saves in flight of all requests, and the announcements that wait for them.
+/// The transfers in flight of all requests, and the announcements that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Finished {
     /// Queued work items per (request id, generation). A request is in here only while it has some.

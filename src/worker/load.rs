@@ -2,95 +2,13 @@
 
 use std::sync::Arc;
 
-use super::finished::Life;
+use super::batch::{Cursor, Tally};
 use super::mover::Mover;
-use super::plan::PagePlan;
+use super::park::first_block;
 use super::{EndedLife, Worker};
-use crate::device::memory::recycle_targets;
-use crate::device::{PageRef, Stream};
+use crate::device::Stream;
 use crate::error::{Error, Kind, Result, bail};
-use crate::keys::Keys;
-use crate::link::BlockOf;
-use crate::metadata::{Metadata, Run};
-use crate::page::{Verdict, verify};
-use crate::store::{GetOutcome, Pieces};
-
-/// One page of a batch: what it is and whose.
-#[derive(Debug, Clone, Copy)]
-struct Wanted {
-    /// Position in the plan's kinds.
-    kind: usize,
-    block: BlockOf,
-}
-
-/// The lists of one batch, kept for the next, and what is known of the loads of one metadata.
-#[derive(Default)]
-pub(super) struct LoadScratch {
-    keys: Keys,
-    pages: Vec<PageRef>,
-    wanted: Vec<Wanted>,
-    outcomes: Vec<GetOutcome>,
-    /// Per page of the batch: it is in its slot, complete and intact.
-    whole: Vec<bool>,
-    /// Requests that lost a page in this metadata, each with the first block that failed.
-    lost: Vec<BlockOf>,
-    /// What the error of a load says: the first page that failed, and how.
-    first_failure: Option<String>,
-    /// Pages that the metadata asks for, and those of them that are in the cache.
-    wanted_pages: u64,
-    landed_pages: u64,
-    landed_bytes: u64,
-}
-
-impl LoadScratch {
-    fn begin(&mut self) {
-        self.clear_batch();
-        self.lost.clear();
-        self.first_failure = None;
-        self.wanted_pages = 0;
-        self.landed_pages = 0;
-        self.landed_bytes = 0;
-    }
-
-    fn clear_batch(&mut self) {
-        self.keys.clear();
-        self.pages.clear();
-        self.wanted.clear();
-        self.whole.clear();
-    }
-
-    fn is_lost(&self, request_id: u64) -> bool {
-        self.lost.iter().any(|lost| lost.request_id == request_id)
-    }
-
-    fn lose(&mut self, block: BlockOf, why: impl FnOnce() -> String) {
-        self.first_failure.get_or_insert_with(why);
-        match self
-            .lost
-            .iter_mut()
-            .find(|lost| lost.request_id == block.request_id)
-        {
-            Some(lost) => lost.block = lost.block.min(block.block),
-            None => self.lost.push(block),
-        }
-    }
-
-    /// Leaves only those pages in the batch that are whole and whose request lost none so far; the
-    /// bytes of their payloads.
-    fn keep_whole(&mut self, plan: &PagePlan) -> u64 {
-        let (mut kept, mut bytes) = (0, 0);
-        for number in 0..self.pages.len() {
-            let wanted = self.wanted[number];
-            if self.whole[number] && !self.is_lost(wanted.block.request_id) {
-                bytes += plan.kinds[wanted.kind].payload;
-                self.pages[kept] = self.pages[number];
-                kept += 1;
-            }
-        }
-        self.pages.truncate(kept);
-        bytes
-    }
-}
+use crate::metadata::{Life, Metadata, Run};
 
 impl Worker {
     /// Loads what the bound metadata restores; on return the pages are in the cache, ordered before
@@ -105,6 +23,7 @@ impl Worker {
             self.abandon_loads();
             return Err(error);
         }
+        self.shared.load_error()?;
         let Some(bound) = &mut self.bound else {
             bail!(BadState, "start_load: no metadata is bound");
         };
@@ -131,198 +50,61 @@ impl Worker {
             );
         };
         bound.loads_started = true;
-        let mut scratch = std::mem::take(&mut self.load_scratch);
-        scratch.begin();
-        self.load_runs(&mover, stream, &metadata, &mut scratch);
+        let mut tally = std::mem::take(&mut self.tally);
+        tally.clear();
+        self.load_runs(&mover, stream, &metadata, &mut tally);
         self.shared.report(metadata.source(), |report| {
             report.started.push(metadata.pass())
         });
-        let result = self.settle_loads(metadata.source(), &scratch);
-        self.load_scratch = scratch;
+        let result = self.settle_loads(metadata.source(), &tally);
+        self.tally = tally;
         result
     }
 
-    fn load_runs(
-        &mut self,
-        mover: &Mover,
-        stream: Stream,
-        metadata: &Metadata,
-        scratch: &mut LoadScratch,
-    ) {
-        let hash_bytes = self.shared.terms.hash_bytes();
-        let kinds = mover.plan.kinds.len() as u64;
-        for view in metadata.views(metadata.loads()) {
-            let run = view.run;
-            if self.is_dropped(run) {
-                continue;
+    fn load_runs(&self, mover: &Mover, stream: Stream, metadata: &Metadata, tally: &mut Tally) {
+        let loads = metadata.loads();
+        let mut cursor = Cursor::new(0..loads.runs().len(), 0);
+        let mut sets = mover.load_sets.lock();
+        let Some(set) = sets.first_mut() else {
+            // The role does not read: its own scheduler offers nothing, so this is somebody else's.
+            for run in loads.runs() {
+                tally.lose(first_block(run), || "the role does not read".to_owned());
             }
-            scratch.wanted_pages += u64::from(run.blocks) * kinds;
-            let blocks = view
-                .hashes
-                .chunks_exact(hash_bytes)
-                .zip(view.pages.chunks_exact(metadata.groups().len().max(1)));
-            for ((hash, pages), number) in blocks.zip(0..) {
-                if scratch.is_lost(run.request_id) {
-                    break;
-                }
-                let block = BlockOf {
-                    request_id: run.request_id,
-                    generation: run.generation,
-                    block: run.first_block.saturating_add(number),
-                };
-                self.load_block(mover, stream, scratch, block, hash, pages);
-            }
-        }
-        self.load_batch(mover, stream, scratch);
-    }
-
-    /// Adds the pages of one block; loads the batch whenever it is full.
-    fn load_block(
-        &mut self,
-        mover: &Mover,
-        stream: Stream,
-        scratch: &mut LoadScratch,
-        block: BlockOf,
-        hash: &[u8],
-        pages: &[i32],
-    ) {
-        for (number, kind) in mover.plan.kinds.iter().enumerate() {
-            let page = PageRef {
-                group: kind.group,
-                part: kind.part,
-                index: pages.get(usize::from(kind.group)).copied().unwrap_or(-1),
-                // Below the batch size, which is a u32.
-                slot: scratch.pages.len() as u32,
-            };
-            // An index that is no page was refused by the scheduler; another rank's layout may be smaller.
-            let checked = mover
-                .check(&page)
-                .and_then(|()| scratch.keys.push_key(&kind.own, hash));
-            if let Err(error) = checked {
-                scratch.lose(block, || error.to_string());
-                return;
-            }
-            scratch.pages.push(page);
-            scratch.wanted.push(Wanted {
-                kind: number,
-                block,
-            });
-            if scratch.pages.len() == mover.batch {
-                self.load_batch(mover, stream, scratch);
-                if scratch.is_lost(block.request_id) {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Gets one batch into the slots, judges every page, and scatters those that are whole.
-    fn load_batch(&mut self, mover: &Mover, stream: Stream, scratch: &mut LoadScratch) {
-        if scratch.pages.is_empty() {
             return;
+        };
+        while set
+            .batch
+            .collect(mover, metadata, loads, &mut cursor, tally, |run| {
+                self.is_dropped(run)
+            })
+        {
+            set.get(&self.shared, mover, tally);
+            set.scatter(mover, stream, tally);
         }
-        let plan = &mover.plan;
-        let stats = &self.shared.stats;
-        let mut slots = mover.load_slots.lock();
-        let mut targets = recycle_targets(std::mem::take(&mut *mover.load_targets.lock()));
-        targets.extend(
-            slots
-                .slots_mut()
-                .zip(&scratch.wanted)
-                .map(|(slot, wanted)| {
-                    (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
-                }),
-        );
-        self.shared.store.get(
-            &scratch.keys,
-            Pieces::one_each(&mut targets),
-            &mut scratch.outcomes,
-        );
-        *mover.load_targets.lock() = recycle_targets(targets);
-        stats.store_calls.add(1);
-        if scratch.outcomes.len() != scratch.pages.len() {
-            tracing::warn!(
-                "load: {} answers to {} pages: all count as failed",
-                scratch.outcomes.len(),
-                scratch.pages.len()
-            );
-            scratch.outcomes.clear();
-        }
-        for number in 0..scratch.pages.len() {
-            let wanted = scratch.wanted[number];
-            let outcome = scratch.outcomes.get(number).copied();
-            let object = plan.object_bytes(wanted.kind);
-            let mut verdict = Verdict::Intact;
-            if outcome == Some(GetOutcome::Landed(object)) && plan.sealed() {
-                let slot = slots.slot(number as u32).unwrap_or_default();
-                let bytes = slot.get(..object as usize).unwrap_or_default();
-                let payload = plan.kinds[wanted.kind].payload as usize;
-                verdict = verify(scratch.keys.get(number), bytes, payload);
-            }
-            let whole = outcome == Some(GetOutcome::Landed(object)) && verdict == Verdict::Intact;
-            scratch.whole.push(whole);
-            if whole {
-                continue;
-            }
-            let key = String::from_utf8_lossy(scratch.keys.get(number)).into_owned();
-            let why = match (verdict, outcome) {
-                (Verdict::Intact, Some(outcome)) => format!("{key} ({outcome:?})"),
-                (Verdict::Intact, None) => format!("{key} (no answer)"),
-                (verdict, _) => {
-                    stats.bad_seals.add(1);
-                    tracing::warn!("page {key} is damaged ({verdict:?}) and was not loaded");
-                    format!("{key} ({verdict:?})")
-                }
-            };
-            scratch.lose(wanted.block, || why);
-        }
-        let bytes = scratch.keep_whole(plan);
-        match mover.memory.scatter(stream, &scratch.pages, &mut slots) {
-            Ok(()) => {
-                scratch.landed_pages += scratch.pages.len() as u64;
-                scratch.landed_bytes += bytes;
-            }
-            // Nothing of this batch can be trusted to be in the cache.
-            Err(error) => {
-                for number in 0..scratch.wanted.len() {
-                    let block = scratch.wanted[number].block;
-                    scratch.lose(block, || error.to_string());
-                }
-            }
-        }
-        scratch.clear_batch();
     }
 
     /// Counts what was loaded and draws the consequences of lost pages.
-    fn settle_loads(&mut self, source: u64, scratch: &LoadScratch) -> Result<()> {
-        let stats = &self.shared.stats;
-        stats.loaded_pages.add(scratch.landed_pages);
-        stats.loaded_bytes.add(scratch.landed_bytes);
-        if scratch.lost.is_empty() {
+    fn settle_loads(&mut self, source: u64, tally: &Tally) -> Result<()> {
+        let Some(text) = tally.settle(&self.shared) else {
             return Ok(());
-        }
-        let failed = scratch.wanted_pages.saturating_sub(scratch.landed_pages);
-        stats.failed_load_pages.add(failed);
-        stats.failed_load_requests.add(scratch.lost.len() as u64);
-        let text = format!(
-            "load: {failed} pages did not arrive, {} bytes landed; first: {}",
-            scratch.landed_bytes,
-            scratch.first_failure.as_deref().unwrap_or_default()
-        );
+        };
         self.shared.report(source, |report| {
-            report.failed_loads.extend_from_slice(&scratch.lost)
+            report.failed_loads.extend_from_slice(&tally.lost)
         });
-        for lost in &scratch.lost {
+        for lost in &tally.lost {
             self.give_up((lost.request_id, lost.generation));
         }
         if !self.shared.terms.restarts_requests() {
             bail!(
                 LoadFailed,
-                "{text}; the tokens were already reported as computed, and one rank of {} cannot restart a request alone",
+                "load: {text}; the tokens were already reported as computed, and one rank of {} cannot restart a request alone",
                 self.shared.terms.world
             );
         }
-        tracing::warn!("{text}; {} requests are handed back", scratch.lost.len());
+        tracing::warn!(
+            "load: {text}; {} requests are handed back",
+            tally.lost.len()
+        );
         Ok(())
     }
 
@@ -369,7 +151,7 @@ impl Worker {
                 continue;
             }
             requests += 1;
-            self.give_up((run.request_id, run.generation));
+            self.give_up(run.life());
         }
         self.shared.stats.failed_load_requests.add(requests);
         if requests == 0 || self.shared.terms.restarts_requests() {

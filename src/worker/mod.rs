@@ -1,17 +1,24 @@
 //! The half that moves pages: one worker per rank, with the connection to the pool, the registered
-//! cache memory and one thread for saves. Synchronous loads run on the caller's thread.
+//! cache memory, one thread for saves and, with `async_load`, threads for loads. Synchronous loads
+//! run on the caller's thread.
 //!
 //! - `plan.rs`: which pages a block has and how they are named
 //! - `shared.rs`: what several threads see; lookups
 //! - `mover.rs`: cache memory and staging slots
-//! - `load.rs`, `save.rs`: the two directions
+//! - `batch.rs`: one batch of a load; `load.rs`: synchronous loads; `park.rs`: asynchronous ones
+//! - `save.rs`: the other direction
+//! - `parked.rs`: the loads of requests that wait for them; `fence.rs`: what such a load waits for
 //! - `finished.rs`: which requests' pages are the engine's again
 //! - `pass.rs`: bind, get_finished: what a pass tells the worker
 //! - `shutdown.rs`: the end
 
+mod batch;
+mod fence;
 mod finished;
 mod load;
 mod mover;
+mod park;
+mod parked;
 mod pass;
 mod plan;
 mod save;
@@ -19,6 +26,8 @@ mod shared;
 mod shutdown;
 #[cfg(test)]
 mod tests;
+
+pub use fence::{Fence, Wait};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,12 +41,11 @@ use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
-use crate::metadata::{Metadata, Run};
+use crate::metadata::{Life, Metadata, Run};
 use crate::stats::Stats;
 use crate::store::Store;
-use finished::Life;
-use load::LoadScratch;
-use mover::Mover;
+use batch::Tally;
+use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
 use shared::Shared;
@@ -53,13 +61,12 @@ struct Bound {
 
 impl Bound {
     fn is_dropped(&self, run: &Run) -> bool {
-        self.dropped.contains(&(run.request_id, run.generation))
+        self.dropped.contains(&run.life())
     }
 
     /// The newest life of `id` that the metadata names.
     fn newest_life(&self, id: u64) -> Option<u64> {
-        let lists = [self.metadata.loads(), self.metadata.saves()];
-        let runs = lists.into_iter().flat_map(|list| list.runs());
+        let runs = self.metadata.runs();
         runs.filter(|run| run.request_id == id)
             .map(|run| run.generation)
             .max()
@@ -82,10 +89,14 @@ pub struct Worker {
     number_format: String,
     staging_bytes: u64,
     batch: u32,
+    load_threads: u32,
+    load_timeout: Duration,
     save_timeout: Duration,
     mode: Mode,
     /// The save thread, from the first layout on, for roles that write.
     saves: Option<Lane>,
+    /// The load threads, from the first layout on, with asynchronous loads.
+    loads: Option<Lane>,
     save_scratch: Arc<Mutex<SaveScratch>>,
     mover: Option<Arc<Mover>>,
     /// The pages of the first registration; a later one must have the same.
@@ -93,10 +104,15 @@ pub struct Worker {
     bound: Option<Bound>,
     /// What `bind` could not say, for the next `start_load`.
     deferred: Option<Error>,
-    load_scratch: LoadScratch,
+    tally: Tally,
     failed_loads: Vec<u64>,
     failed_view: Vec<u64>,
+    failed_async: Vec<u64>,
+    failed_async_view: Vec<u64>,
     saved_view: Vec<u64>,
+    loaded_view: Vec<u64>,
+    /// Source and pass of the metadata whose asynchronous loads were queued last.
+    parked_from: (u64, u64),
     /// Calls of `bind` so far.
     binds: u64,
     /// The newest life of any request that was bound.
@@ -153,18 +169,25 @@ impl Worker {
             number_format: config.number_format().unwrap_or_default().to_owned(),
             staging_bytes: config.staging_buffer_bytes(),
             batch: config.transfer_batch_size(),
+            load_threads: config.async_load_workers(),
+            load_timeout: config.load_timeout(),
             save_timeout: config.save_timeout(),
             mode: mode.clone(),
             saves: None,
+            loads: None,
             save_scratch: Arc::default(),
             mover: None,
             first_plan: None,
             bound: None,
             deferred: None,
-            load_scratch: LoadScratch::default(),
+            tally: Tally::default(),
             failed_loads: Vec::new(),
             failed_view: Vec::new(),
+            failed_async: Vec::new(),
+            failed_async_view: Vec::new(),
             saved_view: Vec::new(),
+            loaded_view: Vec::new(),
+            parked_from: (0, 0),
             binds: 0,
             newest_bound: 0,
             ended: Vec::new(),
@@ -225,18 +248,29 @@ impl Worker {
                 "register_layout: the layout registered before had other groups, regions or formats; only addresses and page counts may change"
             );
         }
-        if self.saves.is_none() && self.shared.terms.role.writes() {
-            let name = format!("kvb-r{}-save", self.shared.terms.global_rank);
+        let terms = &self.shared.terms;
+        if self.saves.is_none() && terms.role.writes() {
+            let name = format!("kvb-r{}-save", terms.global_rank);
             self.saves = Some(Lane::start(&name, 1, &self.mode)?);
         }
-        let mover = Mover::new(
-            Arc::clone(&plan),
-            memory,
-            Arc::clone(&self.shared.store),
-            self.shared.terms.ranks_on_node,
-            self.staging_bytes,
-            self.batch,
-        )?;
+        if self.loads.is_none() && terms.async_load {
+            let name = format!("kvb-r{}-load", terms.global_rank);
+            let threads = self.load_threads as usize;
+            self.loads = Some(Lane::start(&name, threads, &self.mode)?);
+        }
+        let staging = Staging {
+            budget: self.staging_bytes,
+            batch: self.batch,
+            loads: match (terms.role.reads(), terms.async_load) {
+                (false, _) => 0,
+                (true, false) => 1,
+                (true, true) => self.load_threads,
+            },
+            saves: u32::from(terms.role.writes()),
+            ranks_on_node: terms.ranks_on_node,
+        };
+        let store = Arc::clone(&self.shared.store);
+        let mover = Mover::new(Arc::clone(&plan), memory, store, staging)?;
         tracing::info!(
             "rank {}: a layout of {} layer groups is registered, {} pages per call of the pool",
             self.shared.terms.global_rank,
@@ -250,15 +284,28 @@ impl Worker {
     }
 
     /// Gives the cache memory back: on return nothing of the library touches it. Saves of a bound
-    /// metadata that were not queued are dropped, queued ones are waited for.
+    /// metadata that were not queued are dropped, queued ones are waited for; asynchronous loads that
+    /// are not done fail.
     ///
-    /// Blocks: until the queued saves ended, at most `save_timeout_ms`; `Busy` then, and the layout
-    /// stays registered. `BadState` without a layout.
+    /// Blocks: until what runs of the loads has ended, at most `load_timeout_ms`, and the queued saves, at most
+    /// `save_timeout_ms`; `Busy` then, and the layout stays registered. `BadState` without a layout.
     pub fn unregister_layout(&mut self) -> Result<()> {
         if self.mover.is_none() {
             bail!(BadState, "unregister_layout: no layout is registered");
         }
         let shared = Arc::clone(&self.shared);
+        shared.parked.lock().close_gates();
+        if let Some(loads) = &self.loads
+            && !loads.wait_until(Some(self.load_timeout), || {
+                shared.parked.lock().running() == 0
+            })
+        {
+            bail!(
+                Busy,
+                "unregister_layout: asynchronous loads are still running after {} ms",
+                self.load_timeout.as_millis()
+            );
+        }
         if let Some(saves) = &self.saves
             && !saves.wait_until(Some(self.save_timeout), || {
                 shared.finished.lock().in_flight() == 0
@@ -315,7 +362,14 @@ impl Handle {
 
     /// Requests (in one of their lives) with saves in flight.
     pub fn saves_in_flight(&self) -> u64 {
-        self.0.finished.lock().in_flight() as u64
+        let loads = self.0.parked.lock().running();
+        // A request has one or the other: it runs only after its load was reported.
+        self.0.finished.lock().in_flight().saturating_sub(loads) as u64
+    }
+
+    /// Asynchronous loads that have not ended.
+    pub fn loads_in_flight(&self) -> u64 {
+        self.0.parked.lock().running() as u64
     }
 
     /// The counters as Prometheus text.

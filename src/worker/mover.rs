@@ -1,14 +1,16 @@
 //! What moves pages between the cache and the pool on the registered layout: the plan, the memory,
-//! and the slots in between, one set per direction.
+//! and the slots in between, one set per thread.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::batch::LoadBatch;
 use super::plan::PagePlan;
 use crate::device::memory::{Source, Target};
 use crate::device::{CacheMemory, PageRef};
 use crate::error::{Result, bail};
+use crate::layout::Range;
 use crate::node::{self, Budget};
 use crate::staging::{self, Slots};
 use crate::store::Store;
@@ -16,17 +18,46 @@ use crate::store::Store;
 /// Bytes that a core keeps in its second-level cache between two steps over them.
 const HOT_BYTES: u64 = 1 << 20;
 
+/// What one thread loads through: its slots, and lists that are kept for their memory.
+pub(super) struct LoadSet {
+    pub slots: Slots,
+    pub targets: Vec<Target<'static>>,
+    pub batch: LoadBatch,
+}
+
+/// What the save thread saves through.
+pub(super) struct SaveSet {
+    pub slots: Slots,
+    pub sources: Vec<Source<'static>>,
+}
+
 pub(super) struct Mover {
     pub plan: Arc<PagePlan>,
     pub memory: CacheMemory,
     /// Pages per call of the store.
     pub batch: usize,
-    pub load_slots: Mutex<Slots>,
-    pub save_slots: Mutex<Slots>,
-    /// Empty lists, kept for their memory between batches.
-    pub load_targets: Mutex<Vec<Target<'static>>>,
-    pub save_sources: Mutex<Vec<Source<'static>>>,
+    /// Sets that no load uses now: one per load thread, or one for synchronous loads; none for
+    /// roles that do not read.
+    pub load_sets: Mutex<Vec<LoadSet>>,
+    /// None for roles that do not write.
+    pub save_set: Option<Mutex<SaveSet>>,
+    /// What is registered with the store.
+    ranges: Vec<Range>,
     store: Arc<dyn Store>,
+}
+
+/// How much staging there is to be, and for whom.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Staging {
+    /// Bytes per direction.
+    pub budget: u64,
+    /// Pages per call of the store at most.
+    pub batch: u32,
+    /// Threads that load; 0 for roles that do not read.
+    pub loads: u32,
+    /// Threads that save; 0 for roles that do not write.
+    pub saves: u32,
+    pub ranks_on_node: u32,
 }
 
 impl Mover {
@@ -35,48 +66,83 @@ impl Mover {
         plan: Arc<PagePlan>,
         memory: CacheMemory,
         store: Arc<dyn Store>,
-        ranks_on_node: u32,
-        budget: u64,
-        batch: u32,
+        staging: Staging,
     ) -> Result<Self> {
         let page_bytes = plan.largest_payload();
-        let batch =
-            batch.min(u32::try_from(store.capabilities().keys_per_call).unwrap_or(u32::MAX));
-        // A store that answers at once gains nothing from large batches, and each page passes through
-        // the CPU three times (copy, seal, copy): so much of it that it stays in the cache meanwhile.
-        let hot = u32::try_from(HOT_BYTES / page_bytes.max(1)).unwrap_or(u32::MAX);
-        let batch = if store.capabilities().can_be_late {
-            batch
-        } else {
-            batch.min(hot.max(1))
-        };
-        let sizes = staging::plan(budget, 1, page_bytes, batch);
-        if sizes.raised {
-            tracing::warn!(
-                "staging_buffer_bytes = {budget} is less than one page of {page_bytes} bytes: one page is used"
-            );
+        let most = u32::try_from(store.capabilities().keys_per_call).unwrap_or(u32::MAX);
+        let mut batch = staging.batch.min(most);
+        if !store.capabilities().can_be_late {
+            // A store that answers at once gains nothing from large batches, and each page passes through
+            // the CPU three times (copy, seal, copy): so much of it that it stays in the cache meanwhile.
+            let hot = u32::try_from(HOT_BYTES / page_bytes.max(1)).unwrap_or(u32::MAX);
+            batch = batch.min(hot.max(1));
+        }
+        let sizes = |threads: u32| staging::plan(staging.budget, threads, page_bytes, batch);
+        let directions = [("load", staging.loads), ("save", staging.saves)];
+        for (direction, threads) in directions {
+            if threads > 0 && sizes(threads).raised {
+                tracing::warn!(
+                    "staging_buffer_bytes = {} for {threads} {direction} threads is less than one page of {page_bytes} bytes each: each gets one page",
+                    staging.budget
+                );
+            }
         }
         let node = Budget {
-            ranks: ranks_on_node,
+            ranks: staging.ranks_on_node,
             segment: 0,
-            staging: sizes.total_bytes(1).saturating_mul(2),
+            staging: directions
+                .iter()
+                .map(|&(_, threads)| sizes(threads).total_bytes(threads))
+                .fold(0, u64::saturating_add),
         };
         node.check(node::available_memory())?;
-        let load_slots = Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)?;
-        let save_slots = Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)?;
-        store.register(load_slots.range())?;
-        if let Err(error) = store.register(save_slots.range()) {
-            let _ = store.unregister(load_slots.range());
-            return Err(error);
+        let slots = |threads: u32| {
+            let sizes = sizes(threads);
+            Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)
+        };
+        let load_sets = (0..staging.loads)
+            .map(|_| {
+                Ok(LoadSet {
+                    slots: slots(staging.loads)?,
+                    targets: Vec::new(),
+                    batch: LoadBatch::default(),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let save_set = match staging.saves {
+            0 => None,
+            saves => Some(SaveSet {
+                slots: slots(saves)?,
+                sources: Vec::new(),
+            }),
+        };
+        let loads = load_sets.iter().map(|set| &set.slots);
+        let saves = save_set.iter().map(|set| &set.slots);
+        let wanted: Vec<_> = loads.chain(saves).map(Slots::range).collect();
+        let mut ranges = Vec::with_capacity(wanted.len());
+        for range in wanted {
+            if let Err(error) = store.register(range) {
+                for range in ranges {
+                    let _ = store.unregister(range);
+                }
+                return Err(error);
+            }
+            ranges.push(range);
         }
+        // What the threads of either direction can hold at once.
+        let batch = [staging.loads, staging.saves]
+            .into_iter()
+            .filter(|&threads| threads > 0)
+            .map(|threads| sizes(threads).slots)
+            .min()
+            .unwrap_or(1);
         Ok(Self {
             plan,
             memory,
-            batch: sizes.slots as usize,
-            load_slots: Mutex::new(load_slots),
-            save_slots: Mutex::new(save_slots),
-            load_targets: Mutex::default(),
-            save_sources: Mutex::default(),
+            batch: batch as usize,
+            load_sets: Mutex::new(load_sets),
+            save_set: save_set.map(Mutex::new),
+            ranges,
             store,
         })
     }
@@ -93,8 +159,8 @@ impl Mover {
     /// be kept rather than freed.
     pub fn unregister(&self) -> bool {
         let mut gone = true;
-        for slots in [&self.load_slots, &self.save_slots] {
-            if let Err(error) = self.store.unregister(slots.lock().range()) {
+        for &range in &self.ranges {
+            if let Err(error) = self.store.unregister(range) {
                 tracing::error!("staging memory stays allocated: {error}");
                 gone = false;
             }

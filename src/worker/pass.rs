@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::fence::Fence;
 use super::{Bound, EndedLife, Worker};
 use crate::error::{Error, Kind, Result, bail};
-use crate::metadata::Metadata;
+use crate::metadata::{Life, Metadata, Run};
 
 /// How many passes ahead of `bind` an engine may build: so many calls of `bind` later a life that
 /// ended can no longer be named by an older metadata.
@@ -15,46 +16,63 @@ const BUILT_AHEAD: u64 = 8;
 pub struct Reported<'a> {
     /// Requests whose pages are the engine's again.
     pub saved: &'a [u64],
+    /// Requests whose asynchronous load ended; [`Worker::take_failed_async_loads`] has those of
+    /// them that lost a page.
+    pub loaded: &'a [u64],
 }
 
 impl Worker {
     /// Binds the metadata of the next pass in place of the bound one: loads of that one that never started
     /// are reported as failed (under TP by the next `start_load`), and its saves that were not
-    /// queued count as not submitted. Never fails: what is wrong is said by the next `start_load`.
-    pub fn bind(&mut self, metadata: Arc<Metadata>) {
+    /// queued count as not submitted. Its asynchronous loads are queued behind `fence`. Never fails: what
+    /// is wrong is said by the next `start_load` or `get_finished`.
+    pub fn bind(&mut self, metadata: Arc<Metadata>, fence: Fence) {
         self.hear_of_ended_lives();
         let abandoned = self.abandon_loads();
         self.deferred = self.deferred.take().or(abandoned);
-        let mut bound = Bound {
-            loads_started: false,
-            saves_taken: false,
-            dropped: Vec::new(),
-            metadata,
-        };
-        let metadata = &bound.metadata;
-        let checked = self.check(metadata);
+        let checked = self.check(&metadata);
         let is_ours = checked.is_ok();
         if let Err(error) = checked {
             self.deferred.get_or_insert(error);
-            // Nothing of it means here what it meant where it was built.
-            bound.saves_taken = true;
         }
         self.binds += 1;
         let binds = self.binds;
         self.ended.retain(|ended| ended.at + BUILT_AHEAD >= binds);
-        let lists = [metadata.loads(), metadata.saves()];
-        for run in lists.into_iter().flat_map(|list| list.runs()) {
-            if is_ours {
-                self.newest_bound = self.newest_bound.max(run.generation);
-            }
-            let life = (run.request_id, run.generation);
-            let mut ended = self.ended.iter();
-            let is_stale = ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation);
-            if is_stale && !bound.dropped.contains(&life) {
-                bound.dropped.push(life);
-            }
+        if is_ours {
+            self.end_lives(&metadata);
+            let newest = metadata.runs().map(|run| run.generation).max();
+            self.newest_bound = self.newest_bound.max(newest.unwrap_or(0));
         }
-        self.bound = Some(bound);
+        let over = metadata.runs().map(Run::life);
+        let mut dropped: Vec<_> = over.filter(|&life| self.is_over(life)).collect();
+        dropped.dedup();
+        self.bound = Some(Bound {
+            loads_started: false,
+            // Nothing of another's means here what it meant where it was built.
+            saves_taken: !is_ours,
+            dropped,
+            metadata: Arc::clone(&metadata),
+        });
+        if is_ours {
+            let refused = self.queue_parked(&metadata, fence);
+            self.deferred = self.deferred.take().or(refused);
+        }
+    }
+
+    /// Lives that ended where the metadata was built. On that rank all of it is known already.
+    fn end_lives(&mut self, metadata: &Metadata) {
+        let mut parked = self.shared.parked.lock();
+        for &(id, generation) in metadata.ended() {
+            parked.discard(id, generation);
+            let at = self.binds;
+            self.ended.push(EndedLife { id, generation, at });
+        }
+    }
+
+    /// Whether the pages of this life were given back already, as far as is known.
+    pub(super) fn is_over(&self, life: Life) -> bool {
+        let mut ended = self.ended.iter();
+        ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation)
     }
 
     /// Takes out of the bound metadata, and of those that are bound later, what the local scheduler
@@ -88,7 +106,7 @@ impl Worker {
                 metadata.pass()
             );
         }
-        let empty = metadata.loads().runs().is_empty() && metadata.saves().runs().is_empty();
+        let empty = metadata.runs().next().is_none();
         if let Some(plan) = &self.first_plan
             && !empty
             && !plan
@@ -110,16 +128,13 @@ impl Worker {
     }
 
     /// Takes announcements of requests that ended, were cancelled or preempted, drops their saves that are
-    /// bound and not queued, and reports every announced request whose queued saves are done: each once. Announcements persist.
+    /// bound and not queued, and reports every announced request whose queued transfers are done: each once. Takes
+    /// announcements of requests that wait for an asynchronous load, and reports each once when it ended. Announcements
+    /// persist. Of a request that ended, no load is reported any more.
     ///
-    /// Blocks: no. `Unsupported` when `loading` announces asynchronous loads, which this build lacks.
+    /// Blocks: no. Errors: what `bind` could not say, once; what ended a load thread, in every call.
+    /// Announcements are taken all the same, and nothing that was to be reported is lost.
     pub fn get_finished(&mut self, finished: &[u64], loading: &[u64]) -> Result<Reported<'_>> {
-        if let Some(id) = loading.first() {
-            bail!(
-                Unsupported,
-                "get_finished: request {id} is announced as loading; asynchronous loads are not supported in this build"
-            );
-        }
         let mut queue = self.shared.finished.lock();
         for &id in finished {
             // Every life of the id that is not newer than what was bound has ended by now. One that was
@@ -131,7 +146,22 @@ impl Worker {
                 bound.drop_lives(std::iter::once((id, generation)));
             }
         }
+        drop(queue);
+        let mut parked = self.shared.parked.lock();
+        for &id in finished {
+            parked.discard(id, u64::MAX);
+        }
+        for &id in loading {
+            parked.announce(id);
+        }
+        drop(parked);
+        if let Some(error) = self.deferred.take_if(|_| self.shared.terms.async_load) {
+            return Err(error);
+        }
+        self.shared.load_error()?;
+        self.report_parked();
         self.saved_view.clear();
+        let mut queue = self.shared.finished.lock();
         queue.report(|id, generation| {
             self.saved_view.push(id);
             self.ended.push(EndedLife {
@@ -146,6 +176,7 @@ impl Worker {
         });
         Ok(Reported {
             saved: &self.saved_view,
+            loaded: &self.loaded_view,
         })
     }
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::Worker;
-use super::finished::Life;
-use super::mover::Mover;
+use super::mover::{Mover, SaveSet};
 use super::shared::Shared;
 use crate::device::memory::recycle_sources;
 use crate::device::{Event, PageRef, Stream};
@@ -12,7 +11,7 @@ use crate::error::{Result, bail};
 use crate::keys::Keys;
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
-use crate::metadata::{Metadata, Run, RunView};
+use crate::metadata::{Life, Metadata, Run, RunView};
 use crate::page::{FOOTER_BYTES, seal};
 use crate::store::{Pieces, Presence, PutOptions, PutOutcome};
 
@@ -148,7 +147,7 @@ impl SaveItem {
     /// The life of each run that is saved; a request with several runs counts several times.
     fn lives(&self) -> impl Iterator<Item = Life> {
         let runs = self.metadata.saves().runs().iter();
-        runs.map(|run| (run.request_id, run.generation))
+        runs.map(Run::life)
             .filter(|life| !self.dropped.contains(life))
     }
 
@@ -166,8 +165,7 @@ impl SaveItem {
                 return !scratch.pages.is_empty();
             };
             let (run, blocks) = (view.run, view.run.blocks as usize);
-            let life = (run.request_id, run.generation);
-            if self.cursor.done >= blocks || self.dropped.contains(&life) {
+            if self.cursor.done >= blocks || self.dropped.contains(&run.life()) {
                 self.cursor = Cursor {
                     run: self.cursor.run + 1,
                     base: self.cursor.base + blocks,
@@ -193,30 +191,23 @@ impl SaveItem {
         true
     }
 
-    fn add(&self, scratch: &mut SaveScratch, view: &RunView<'_>, block: usize, kind: usize) {
+    fn add(&self, scratch: &mut SaveScratch, view: &RunView<'_>, position: usize, kind: usize) {
         let kind = &self.mover.plan.kinds[kind];
-        let hash_bytes = self.shared.terms.hash_bytes();
-        let groups = self.metadata.groups().len();
-        let hash = view
-            .hashes
-            .get(block * hash_bytes..(block + 1) * hash_bytes)
-            .unwrap_or_default();
-        let index = view
-            .pages
-            .get(block * groups + usize::from(kind.group))
-            .copied()
-            .unwrap_or(-1);
+        let Some(block) = view.block(position) else {
+            return;
+        };
+        let pages = block.pages.get(usize::from(kind.group));
         let page = PageRef {
             group: kind.group,
             part: kind.part,
-            index,
+            index: pages.copied().unwrap_or(-1),
             slot: 0,
         };
         // The scheduler refused an index that is no page; another rank's layout may be smaller.
         if let Err(error) = self
             .mover
             .check(&page)
-            .and_then(|()| scratch.keys.push_key(&kind.own, hash))
+            .and_then(|()| scratch.keys.push_key(&kind.own, block.hash))
         {
             tracing::warn!(
                 "request {}: a page cannot be saved: {error}",
@@ -230,7 +221,7 @@ impl SaveItem {
         scratch.blocks.push(BlockOf {
             request_id: view.run.request_id,
             generation: view.run.generation,
-            block: view.run.first_block + block as u32,
+            block: block.ordinal,
         });
     }
 
@@ -243,32 +234,36 @@ impl SaveItem {
         for (slot, page) in scratch.pages.iter_mut().enumerate() {
             page.slot = slot as u32;
         }
-        let mut slots = self.mover.save_slots.lock();
+        let Some(set) = &self.mover.save_set else {
+            // No lane runs saves then.
+            return self.give_up(scratch);
+        };
+        let SaveSet { slots, sources } = &mut *set.lock();
         let gathered = self
             .mover
             .memory
-            .gather(Stream::default(), &scratch.pages, &mut slots);
+            .gather(Stream::default(), &scratch.pages, slots);
         if let Err(error) = gathered {
             tracing::error!("save: {error}");
             self.give_up(scratch);
             return;
         }
-        let mut sources = recycle_sources(std::mem::take(&mut *self.mover.save_sources.lock()));
+        let mut list = recycle_sources(std::mem::take(sources));
         for (number, (slot, &payload)) in slots.slots_mut().zip(&scratch.payloads).enumerate() {
             let (bytes, footer) = slot.split_at_mut(payload as usize);
             if self.mover.plan.sealed() {
                 footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.keys.get(number), bytes));
             }
             let object = payload as usize + self.mover.plan.seal_bytes();
-            sources.push((&slot[..object]).into());
+            list.push((&slot[..object]).into());
         }
         self.shared.store.put(
             &scratch.keys,
-            Pieces::one_each(&mut sources),
+            Pieces::one_each(&mut list),
             &PutOptions::default(),
             &mut scratch.outcomes,
         );
-        *self.mover.save_sources.lock() = recycle_sources(sources);
+        *sources = recycle_sources(list);
         stats.store_calls.add(1);
         self.note_outcomes(scratch);
     }
@@ -348,8 +343,7 @@ impl SaveItem {
     fn drop_rest(&self) {
         let mut blocks = 0;
         for (number, run) in self.metadata.saves().runs().iter().enumerate() {
-            if number < self.cursor.run || self.dropped.contains(&(run.request_id, run.generation))
-            {
+            if number < self.cursor.run || self.dropped.contains(&run.life()) {
                 continue;
             }
             let done = match number == self.cursor.run {

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::finished::{Finished, Life};
+use super::finished::Finished;
+use super::parked::Parked;
 use super::plan::PagePlan;
 use crate::engine::Terms;
+use crate::error::{Error, Kind, Result};
 use crate::keys::Keys;
 use crate::link::{GroupInfo, Report};
+use crate::metadata::Life;
 use crate::stats::Counters;
 use crate::store::{Presence, Store};
 
@@ -45,6 +48,10 @@ pub(super) struct Shared {
     /// Present while a layout is registered.
     pub plan: RwLock<Option<Arc<PagePlan>>>,
     pub finished: Mutex<Finished>,
+    /// Locked before `reports`, when both are.
+    pub parked: crate::sync::Mutex<Parked>,
+    /// The first error of a load thread: nothing that is loaded can be relied on any more.
+    load_error: Mutex<Option<(Kind, String)>>,
     pub reports: Mutex<Reports>,
     /// Lives that the scheduler forgot and the worker has not heard of.
     pub ended: Mutex<Vec<Life>>,
@@ -61,6 +68,8 @@ impl Shared {
             stats: Counters::default(),
             plan: RwLock::new(None),
             finished: Mutex::default(),
+            parked: crate::sync::Mutex::default(),
+            load_error: Mutex::default(),
             reports: Mutex::default(),
             ended: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -169,7 +178,28 @@ impl Shared {
         }
     }
 
+    /// Keeps the first error of a load thread.
+    pub fn keep_load_error(&self, error: Error) {
+        let mut kept = self.load_error.lock();
+        if kept.is_none() {
+            tracing::error!("{error}; nothing can be loaded any more");
+            *kept = Some((error.kind(), error.message().to_owned()));
+        }
+    }
+
+    /// The error that every call answers from now on, if there is one.
+    pub fn load_error(&self) -> Result<()> {
+        match &*self.load_error.lock() {
+            None => Ok(()),
+            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
+        }
+    }
+
     pub fn life_ended(&self, request_id: u64, generation: u64) {
+        let gate = self.parked.lock().discard(request_id, generation);
+        if let Some(gate) = gate {
+            gate.pass();
+        }
         // Nobody takes them out after the end.
         if !self.is_closed() {
             self.ended.lock().push((request_id, generation));

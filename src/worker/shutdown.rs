@@ -1,7 +1,7 @@
 //! The end of a worker, from any state.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Worker;
 use crate::error::{Result, bail};
@@ -14,28 +14,35 @@ const PATIENCE_ON_DROP: Duration = Duration::from_secs(10);
 const PATIENCE_IDLE: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Ends the worker: queued saves run until the deadline, later ones are dropped and counted, the
-    /// thread is joined, staging is taken back from the pool and the connection closed. After it the
+    /// Ends the worker: queued loads end at once, queued saves run until the deadline, later ones are
+    /// dropped and counted, the threads are joined, staging is taken back from the pool and the connection closed. After it the
     /// library does not touch the engine's memory, unless it says `Busy`: then a call of the pool is
     /// stuck, and the slots that it may use are kept for ever. Calling it again is ok.
     ///
     /// Blocks: up to `deadline`, plus the pool's close.
     pub fn shutdown(&mut self, deadline: Duration) -> Result<()> {
+        let end = Instant::now().checked_add(deadline);
         self.shared.closed.store(true, Ordering::Release);
         *self.shared.plan.write() = None;
         self.abandon_loads();
+        self.shared.parked.lock().close_gates();
+        // A thread with nothing to do ends at once, but not in no time.
+        let idle = self.shared.finished.lock().in_flight() == 0;
+        let patience = || match (idle, end) {
+            (true, _) => deadline.max(PATIENCE_IDLE),
+            (false, None) => deadline,
+            (false, Some(end)) => end.saturating_duration_since(Instant::now()),
+        };
+        if let Some(loads) = &self.loads {
+            // Only told here: it ends while the saves run.
+            let _ = loads.close(Duration::ZERO, Drain::Drop);
+        }
         let mut stuck = 0;
-        if let Some(saves) = &self.saves {
-            // A thread with nothing to do ends at once, but not in no time.
-            let idle = self.shared.finished.lock().in_flight() == 0;
-            let patience = if idle {
-                deadline.max(PATIENCE_IDLE)
-            } else {
-                deadline
-            };
-            stuck = saves.close(patience, Drain::Run).stuck;
-            if let Some(panic) = saves.take_panic() {
-                tracing::error!("the save thread lost a pass to a panic: {panic}");
+        for (lane, what) in [(&self.saves, "save"), (&self.loads, "load")] {
+            let Some(lane) = lane else { continue };
+            stuck += lane.close(patience(), Drain::Run).stuck;
+            if let Some(panic) = lane.take_panic() {
+                tracing::error!("a {what} thread lost its work to a panic: {panic}");
             }
         }
         if let Some(mover) = self.mover.take() {
@@ -47,7 +54,7 @@ impl Worker {
         if stuck > 0 {
             bail!(
                 Busy,
-                "shutdown: {stuck} save thread is still inside a call after {} ms; what it may use is kept",
+                "shutdown: {stuck} threads are still inside a call after {} ms; what they may use is kept",
                 deadline.as_millis()
             );
         }

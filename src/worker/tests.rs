@@ -232,7 +232,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
         Arc::new(metadata)
     };
     // Pages to load, but no layout.
-    worker.bind(metadata(own, 5, 1));
+    worker.bind(metadata(own, 5, 1), Fence::None);
     assert_eq!(
         worker.start_load(Stream::default()).unwrap_err().kind(),
         Kind::BadState
@@ -242,7 +242,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
         .register_layout(cache(&memory, 64, "bfloat16", false))
         .unwrap();
     for wrong in [metadata([9; 16], 5, 900), metadata(own, 6, 2)] {
-        worker.bind(wrong);
+        worker.bind(wrong, Fence::None);
         let error = worker.start_load(Stream::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Contradiction);
         // Said once; the request is handed back and nothing is saved.

@@ -24,7 +24,7 @@ use kvbridge::keys::{Chain, Geometry, Keys, Naming, Scope, Shard, Template, Toke
 use kvbridge::lane::{ManualClock, Mode, Stepper};
 use kvbridge::layout::{Group, Layout, Part, Range, Region};
 use kvbridge::metadata::Metadata;
-use kvbridge::scheduler::{FinishReason, GroupPages, Offer, Request, Scheduler, Step};
+use kvbridge::scheduler::{FinishReason, GroupPages, Request, Scheduler, Step};
 use kvbridge::stats::Stats;
 use kvbridge::store::embedded::Pool;
 use kvbridge::store::faulty::{Action, Call, Faulty, Rule, Script, Which};
@@ -32,7 +32,7 @@ use kvbridge::store::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store,
 };
-use kvbridge::worker::Worker;
+use kvbridge::worker::{Fence, Worker};
 
 pub const T: usize = 16;
 
@@ -59,6 +59,8 @@ pub struct Setup {
     pub batch: u32,
     pub staging: u64,
     pub save_timeout_ms: u64,
+    pub async_load: bool,
+    pub supplies_fences: bool,
     pub chunk: u32,
     pub groups: Vec<GroupShape>,
     pub slots: u64,
@@ -79,6 +81,8 @@ impl Default for Setup {
             batch: 4,
             staging: 65536,
             save_timeout_ms: 20_000,
+            async_load: false,
+            supplies_fences: false,
             chunk: 512,
             groups: vec![GroupShape {
                 id: 0,
@@ -95,12 +99,13 @@ impl Setup {
     pub fn config(&self) -> Config {
         let text = format!(
             r#"{{"model_key": "m", "role": "{}", "namespace": "{}", "transfer_batch_size": {},
-                "staging_buffer_bytes": {},
+                "staging_buffer_bytes": {}, "async_load": {},
                 "kvbridge": {{"key_scheme": "{}", "lookup_chunk_blocks": {}, "save_timeout_ms": {}}}}}"#,
             self.role,
             self.namespace,
             self.batch,
             self.staging,
+            self.async_load,
             self.scheme,
             self.chunk,
             self.save_timeout_ms
@@ -122,7 +127,7 @@ impl Setup {
             drafter: self.drafter,
             max_draft_len: Some(3),
             draft_shares_cache: true,
-            supplies_fences: false,
+            supplies_fences: self.supplies_fences,
             device: DeviceChoice::Host,
         }
     }
@@ -284,6 +289,12 @@ impl Cache {
         bytes
     }
 
+    /// All bytes.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let regions = self.regions.values().flatten();
+        regions.flat_map(|one| one.0.bytes()).copied().collect()
+    }
+
     pub fn page_bytes(&self, kind: (usize, Part)) -> usize {
         self.regions[&kind].iter().map(|one| one.1 as usize).sum()
     }
@@ -350,6 +361,21 @@ pub struct Rig {
     /// Requests that ended and are not reported by every rank: their pages and who reported them.
     pub ending: BTreeMap<u64, (Vec<Vec<i32>>, Vec<bool>)>,
     announce: Vec<u64>,
+    /// Given with every bind.
+    pub fence: Fence,
+    /// Requests that wait for their load: the tokens it brings, and which ranks reported it.
+    pub parked: BTreeMap<u64, (usize, Vec<bool>)>,
+}
+
+/// What one poll of all ranks came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Requests that every rank has reported as saved by now.
+    pub saved: Vec<u64>,
+    /// Requests that every rank has reported as loaded by now.
+    pub loaded: Vec<u64>,
+    /// Those of them that lost a page.
+    pub failed: Vec<u64>,
 }
 
 /// Tokens of one prompt; equal numbers give equal tokens.
@@ -412,6 +438,8 @@ impl Rig {
             live: BTreeMap::new(),
             ending: BTreeMap::new(),
             announce: Vec::new(),
+            fence: Fence::None,
+            parked: BTreeMap::new(),
         }
     }
 
@@ -432,7 +460,7 @@ impl Rig {
             .scheduler
             .match_request(&request(id, tokens), local as u64)
             .unwrap();
-        assert!(!offer.is_async);
+        assert_eq!(offer.is_async, self.setup.async_load && offer.tokens > 0);
         offer.tokens
     }
 
@@ -442,14 +470,20 @@ impl Rig {
 
     /// Matches, allocates the whole prompt and honours the whole offer, which is the answer.
     pub fn admit(&mut self, id: u64, tokens: &[i32]) -> u64 {
-        let Offer {
-            tokens: offered, ..
-        } = self
-            .scheduler
-            .match_request(&request(id, tokens), 0)
-            .unwrap();
-        self.allocate(id, tokens, 0, offered as usize);
+        let offered = self.offer(id, tokens, 0);
+        self.settle(id, tokens, offered, offered as usize);
         offered
+    }
+
+    /// Allocates the whole prompt and honours a part of what was offered behind an empty local
+    /// match. With asynchronous offers the request waits from then on.
+    pub fn settle(&mut self, id: u64, tokens: &[i32], offered: u64, honoured: usize) {
+        self.allocate(id, tokens, 0, honoured);
+        if self.setup.async_load && offered > 0 {
+            self.live.get_mut(&id).unwrap().restore = 0;
+            self.parked
+                .insert(id, (honoured, vec![false; self.ranks.len()]));
+        }
     }
 
     /// Matches and honours nothing: everything is computed again.
@@ -523,10 +557,11 @@ impl Rig {
         let mut bytes = Vec::new();
         metadata.encode(&mut bytes);
         for rank in &mut self.ranks {
-            rank.worker.bind(match rank.number {
+            let metadata = match rank.number {
                 0 => Arc::clone(metadata),
                 _ => Arc::new(Metadata::decode(&bytes).unwrap()),
-            });
+            };
+            rank.worker.bind(metadata, self.fence.clone());
         }
     }
 
@@ -603,6 +638,7 @@ impl Rig {
     /// Ends a request; pinned pages come back with the reports, others at once.
     pub fn finish(&mut self, id: u64, reason: FinishReason) -> bool {
         let pinned = self.scheduler.finished(id, reason);
+        self.parked.remove(&id);
         if let Some(live) = self.live.remove(&id) {
             if pinned {
                 let reported = vec![false; self.ranks.len()];
@@ -629,39 +665,65 @@ impl Rig {
 
     /// Polls every rank; ids that all have reported, whose pages are overwritten at once.
     pub fn poll(&mut self) -> Vec<u64> {
+        self.poll_all(&[]).unwrap().saved
+    }
+
+    /// Polls every rank and announces these loads. Requests that all ranks have loaded count what
+    /// was restored as computed, unless they lost a page.
+    pub fn poll_all(&mut self, loading: &[u64]) -> Result<Polled> {
         let announced = std::mem::take(&mut self.announce);
+        let mut polled = Polled::default();
         for (number, rank) in self.ranks.iter_mut().enumerate() {
-            let reported = rank.worker.get_finished(&announced, &[]).unwrap();
+            let reported = rank.worker.get_finished(&announced, loading)?;
             for id in reported.saved {
                 let ending = self.ending.get_mut(id).expect("announced");
-                assert!(
-                    !std::mem::replace(&mut ending.1[number], true),
-                    "reported twice"
-                );
+                let before = std::mem::replace(&mut ending.1[number], true);
+                assert!(!before, "reported twice");
             }
+            for id in reported.loaded {
+                let parked = self.parked.get_mut(id).expect("announced");
+                let before = std::mem::replace(&mut parked.1[number], true);
+                assert!(!before, "reported twice");
+            }
+            polled
+                .failed
+                .extend_from_slice(rank.worker.take_failed_async_loads());
         }
-        let done: Vec<u64> = self
-            .ending
-            .iter()
-            .filter(|(_, (_, reported))| reported.iter().all(|one| *one))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in &done {
+        let whole = |ranks: &[bool]| ranks.iter().all(|one| *one);
+        let saved = self.ending.iter().filter(|(_, ending)| whole(&ending.1));
+        polled.saved = saved.map(|(id, _)| *id).collect();
+        for id in &polled.saved {
             let (pages, _) = self.ending.remove(id).unwrap();
             self.give_pages(pages);
         }
-        done
+        let loaded = self.parked.iter().filter(|(_, parked)| whole(&parked.1));
+        polled.loaded = loaded.map(|(id, _)| *id).collect();
+        for id in &polled.loaded {
+            let (restored, _) = self.parked.remove(id).unwrap();
+            if !polled.failed.contains(id) {
+                self.live.get_mut(id).unwrap().computed += restored;
+            }
+        }
+        Ok(polled)
+    }
+
+    /// The allocation of a request is released and it will run again: its pages are overwritten.
+    pub fn reset(&mut self, id: u64) {
+        self.scheduler.reset(id);
+        self.parked.remove(&id);
+        if let Some(live) = self.live.remove(&id) {
+            self.give_pages(live.pages);
+        }
     }
 
     /// Lets queued saves end: by steps, or by waiting for the threads.
     pub fn drain(&mut self) {
         self.stepper.run_all();
         let start = std::time::Instant::now();
-        while self
-            .ranks
-            .iter()
-            .any(|rank| rank.worker.handle().saves_in_flight() > 0)
-        {
+        while self.ranks.iter().any(|rank| {
+            let handle = rank.worker.handle();
+            handle.saves_in_flight() + handle.loads_in_flight() > 0
+        }) {
             assert!(start.elapsed() < Duration::from_secs(60), "saves hang");
             std::thread::yield_now();
         }

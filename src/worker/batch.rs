@@ -1,0 +1,309 @@
+//! One batch of a load, for both kinds of loads: pages are collected, got into slots, judged, and
+//! those that are whole are scattered into the cache.
+
+use std::ops::Range;
+
+use super::mover::{LoadSet, Mover};
+use super::plan::PagePlan;
+use super::shared::Shared;
+use crate::device::memory::recycle_targets;
+use crate::device::{PageRef, Stream};
+use crate::keys::Keys;
+use crate::link::BlockOf;
+use crate::metadata::{Metadata, Run, Transfers};
+use crate::page::{Verdict, verify};
+use crate::staging::Slots;
+use crate::store::{GetOutcome, Pieces};
+
+/// One page of a batch: what it is and whose.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    /// Position in the plan's kinds.
+    kind: usize,
+    block: BlockOf,
+}
+
+/// The lists of one batch, kept for the next.
+#[derive(Debug, Default)]
+pub(super) struct LoadBatch {
+    keys: Keys,
+    pages: Vec<PageRef>,
+    wanted: Vec<Wanted>,
+    outcomes: Vec<GetOutcome>,
+    /// Per page of the batch: it is in its slot, complete and intact.
+    whole: Vec<bool>,
+}
+
+/// What is known of a load so far.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Requests that lost a page, each with the first block that failed.
+    pub lost: Vec<BlockOf>,
+    /// What the error of a load says: the first page that failed, and how.
+    first_failure: Option<String>,
+    /// Pages that are asked for, and those of them that are in the cache.
+    pub wanted_pages: u64,
+    landed_pages: u64,
+    landed_bytes: u64,
+}
+
+/// The next page to load.
+#[derive(Debug, Clone)]
+pub(super) struct Cursor {
+    runs: Range<usize>,
+    /// Blocks of the runs before this one.
+    base: usize,
+    block: usize,
+    kind: usize,
+}
+
+impl Cursor {
+    /// A cursor over some runs of a list, the first of which has so many blocks before it.
+    pub fn new(runs: Range<usize>, base: usize) -> Self {
+        Self {
+            runs,
+            base,
+            block: 0,
+            kind: 0,
+        }
+    }
+
+    fn next_run(&mut self, run: &Run) {
+        *self = Self::new(
+            self.runs.start + 1..self.runs.end,
+            self.base + run.blocks as usize,
+        );
+    }
+}
+
+impl Tally {
+    pub fn clear(&mut self) {
+        self.lost.clear();
+        *self = Self {
+            lost: std::mem::take(&mut self.lost),
+            ..Self::default()
+        };
+    }
+
+    pub fn is_lost(&self, request_id: u64) -> bool {
+        self.lost.iter().any(|lost| lost.request_id == request_id)
+    }
+
+    pub fn lose(&mut self, block: BlockOf, why: impl FnOnce() -> String) {
+        self.first_failure.get_or_insert_with(why);
+        match self
+            .lost
+            .iter_mut()
+            .find(|lost| lost.request_id == block.request_id)
+        {
+            Some(lost) => lost.block = lost.block.min(block.block),
+            None => self.lost.push(block),
+        }
+    }
+
+    /// Counts what was loaded and what was not; what is to be said of it if something was not.
+    pub fn settle(&self, shared: &Shared) -> Option<String> {
+        let stats = &shared.stats;
+        stats.loaded_pages.add(self.landed_pages);
+        stats.loaded_bytes.add(self.landed_bytes);
+        if self.lost.is_empty() {
+            return None;
+        }
+        let failed = self.wanted_pages.saturating_sub(self.landed_pages);
+        stats.failed_load_pages.add(failed);
+        stats.failed_load_requests.add(self.lost.len() as u64);
+        Some(format!(
+            "{failed} pages did not arrive, {} bytes landed; first: {}",
+            self.landed_bytes,
+            self.first_failure.as_deref().unwrap_or("never tried")
+        ))
+    }
+}
+
+impl LoadBatch {
+    fn clear(&mut self) {
+        self.keys.clear();
+        self.pages.clear();
+        self.wanted.clear();
+        self.whole.clear();
+    }
+
+    /// Fills the batch from the cursor on, without runs that `skip` names and without requests
+    /// that lost a page; false when there is nothing left.
+    pub fn collect(
+        &mut self,
+        mover: &Mover,
+        metadata: &Metadata,
+        list: &Transfers,
+        cursor: &mut Cursor,
+        tally: &mut Tally,
+        skip: impl Fn(&Run) -> bool,
+    ) -> bool {
+        self.clear();
+        while self.pages.len() < mover.batch && !cursor.runs.is_empty() {
+            let Some(view) = metadata.view_at(list, cursor.runs.start, cursor.base) else {
+                break;
+            };
+            let run = view.run;
+            let begins = cursor.block == 0 && cursor.kind == 0;
+            if (begins && skip(run)) || tally.is_lost(run.request_id) {
+                cursor.next_run(run);
+                continue;
+            }
+            if begins {
+                tally.wanted_pages += u64::from(run.blocks) * mover.plan.kinds.len() as u64;
+            }
+            let Some(block) = view.block(cursor.block) else {
+                cursor.next_run(run);
+                continue;
+            };
+            let Some(kind) = mover.plan.kinds.get(cursor.kind) else {
+                cursor.block += 1;
+                cursor.kind = 0;
+                if view.block(cursor.block).is_none() {
+                    cursor.next_run(run);
+                }
+                continue;
+            };
+            let page = PageRef {
+                group: kind.group,
+                part: kind.part,
+                index: block
+                    .pages
+                    .get(usize::from(kind.group))
+                    .copied()
+                    .unwrap_or(-1),
+                // Below the batch size, which is a u32.
+                slot: self.pages.len() as u32,
+            };
+            let wanted = Wanted {
+                kind: cursor.kind,
+                block: BlockOf {
+                    request_id: run.request_id,
+                    generation: run.generation,
+                    block: block.ordinal,
+                },
+            };
+            cursor.kind += 1;
+            // An index that is no page was refused by the scheduler; another rank's layout may be smaller.
+            let checked = mover
+                .check(&page)
+                .and_then(|()| self.keys.push_key(&kind.own, block.hash));
+            if let Err(error) = checked {
+                tally.lose(wanted.block, || error.to_string());
+                continue;
+            }
+            self.pages.push(page);
+            self.wanted.push(wanted);
+        }
+        !self.pages.is_empty()
+    }
+
+    /// Judges every page that was got into the slots.
+    fn judge_all(&mut self, shared: &Shared, plan: &PagePlan, slots: &Slots, tally: &mut Tally) {
+        if self.outcomes.len() != self.pages.len() {
+            tracing::warn!(
+                "load: {} answers to {} pages: all count as failed",
+                self.outcomes.len(),
+                self.pages.len()
+            );
+            self.outcomes.clear();
+        }
+        for number in 0..self.pages.len() {
+            self.judge(number, shared, plan, slots, tally);
+        }
+    }
+
+    fn judge(
+        &mut self,
+        number: usize,
+        shared: &Shared,
+        plan: &PagePlan,
+        slots: &Slots,
+        tally: &mut Tally,
+    ) {
+        let wanted = self.wanted[number];
+        let outcome = self.outcomes.get(number).copied();
+        let object = plan.object_bytes(wanted.kind);
+        let mut verdict = Verdict::Intact;
+        if outcome == Some(GetOutcome::Landed(object)) && plan.sealed() {
+            let slot = slots.slot(number as u32).unwrap_or_default();
+            let bytes = slot.get(..object as usize).unwrap_or_default();
+            let payload = plan.kinds[wanted.kind].payload as usize;
+            verdict = verify(self.keys.get(number), bytes, payload);
+        }
+        let whole = outcome == Some(GetOutcome::Landed(object)) && verdict == Verdict::Intact;
+        self.whole.push(whole);
+        if whole {
+            return;
+        }
+        let key = String::from_utf8_lossy(self.keys.get(number)).into_owned();
+        let why = match (verdict, outcome) {
+            (Verdict::Intact, Some(outcome)) => format!("{key} ({outcome:?})"),
+            (Verdict::Intact, None) => format!("{key} (no answer)"),
+            (verdict, _) => {
+                shared.stats.bad_seals.add(1);
+                tracing::warn!("page {key} is damaged ({verdict:?}) and was not loaded");
+                format!("{key} ({verdict:?})")
+            }
+        };
+        tally.lose(wanted.block, || why);
+    }
+
+    /// Leaves only those pages that are whole and whose request lost none so far; the bytes of
+    /// their payloads.
+    fn keep_whole(&mut self, plan: &PagePlan, tally: &Tally) -> u64 {
+        let (mut kept, mut bytes) = (0, 0);
+        for number in 0..self.pages.len() {
+            let wanted = self.wanted[number];
+            if self.whole[number] && !tally.is_lost(wanted.block.request_id) {
+                bytes += plan.kinds[wanted.kind].payload;
+                self.pages[kept] = self.pages[number];
+                kept += 1;
+            }
+        }
+        self.pages.truncate(kept);
+        bytes
+    }
+}
+
+impl LoadSet {
+    /// Gets the batch into the slots and judges every page.
+    pub fn get(&mut self, shared: &Shared, mover: &Mover, tally: &mut Tally) {
+        let (plan, batch) = (&mover.plan, &mut self.batch);
+        let mut targets = recycle_targets(std::mem::take(&mut self.targets));
+        let slots = self.slots.slots_mut().zip(&batch.wanted);
+        targets.extend(
+            slots.map(|(slot, wanted)| {
+                (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
+            }),
+        );
+        shared.store.get(
+            &batch.keys,
+            Pieces::one_each(&mut targets),
+            &mut batch.outcomes,
+        );
+        self.targets = recycle_targets(targets);
+        shared.stats.store_calls.add(1);
+        batch.judge_all(shared, plan, &self.slots, tally);
+    }
+
+    /// Scatters the pages that are whole and whose request lost none so far. On return they are in
+    /// the cache, ordered before work that is put on `stream` later.
+    pub fn scatter(&mut self, mover: &Mover, stream: Stream, tally: &mut Tally) {
+        let batch = &mut self.batch;
+        let bytes = batch.keep_whole(&mover.plan, tally);
+        match mover.memory.scatter(stream, &batch.pages, &mut self.slots) {
+            Ok(()) => {
+                tally.landed_pages += batch.pages.len() as u64;
+                tally.landed_bytes += bytes;
+            }
+            // Nothing of this batch can be trusted to be in the cache.
+            Err(error) => {
+                for wanted in &batch.wanted {
+                    tally.lose(wanted.block, || error.to_string());
+                }
+            }
+        }
+    }
+}

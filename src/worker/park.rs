@@ -1,0 +1,291 @@
+//! Asynchronous loads: pool → slots → verdict → cache on the load threads, while the request waits
+//! outside the batch.
+
+use std::sync::Arc;
+
+use super::batch::{Cursor, Tally};
+use super::fence::{Fence, SharedFence};
+use super::mover::{LoadSet, Mover};
+use super::parked::{Ending, Gate};
+use super::shared::Shared;
+use super::{EndedLife, Worker};
+use crate::device::Stream;
+use crate::error::{Error, Kind};
+use crate::lane::{Item, Step};
+use crate::link::BlockOf;
+use crate::metadata::{Metadata, Run};
+
+/// What the next step of a load does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Fence,
+    Get,
+    Scatter,
+}
+
+/// The load of one parked request.
+struct LoadItem {
+    shared: Arc<Shared>,
+    mover: Arc<Mover>,
+    metadata: Arc<Metadata>,
+    run: Run,
+    cursor: Cursor,
+    fence: Arc<SharedFence>,
+    gate: Arc<Gate>,
+    next: Next,
+    /// Taken at the first batch and held to the end, so that nobody else writes into the slots
+    /// between get and scatter.
+    set: Option<LoadSet>,
+    tally: Tally,
+    complete: bool,
+}
+
+impl Worker {
+    /// Queues the asynchronous loads of a metadata that was just bound. What cannot be queued
+    /// counts as failed; the error says why.
+    pub(super) fn queue_parked(&mut self, metadata: &Arc<Metadata>, fence: Fence) -> Option<Error> {
+        if metadata.parked().runs().is_empty() {
+            return None;
+        }
+        let from = (metadata.source(), metadata.pass());
+        if self.parked_from.0 == from.0 && from.1 <= self.parked_from.1 {
+            // Bound again: each load travels once.
+            return None;
+        }
+        self.parked_from = from;
+        let refused = self.refusal(&fence);
+        if let Some(error) = &refused
+            && !self.shared.terms.restarts_requests()
+        {
+            self.shared
+                .keep_load_error(Error::new(error.kind(), error.message()));
+        }
+        let fence = Arc::new(SharedFence::new(fence));
+        let mut base = 0;
+        for (position, run) in metadata.parked().runs().iter().enumerate() {
+            let cursor = Cursor::new(position..position + 1, base);
+            base += run.blocks as usize;
+            if self.is_over(run.life()) {
+                continue;
+            }
+            self.shared.finished.lock().begin(run.life());
+            let gate = self.shared.parked.lock().begin(run.life());
+            match (&self.mover, &self.loads, &refused) {
+                (Some(mover), Some(loads), None) => {
+                    // A lane that was closed meanwhile gives the item back, and its end is told
+                    // like that of any other.
+                    drop(loads.push(Box::new(LoadItem {
+                        shared: Arc::clone(&self.shared),
+                        mover: Arc::clone(mover),
+                        metadata: Arc::clone(metadata),
+                        run: *run,
+                        cursor,
+                        fence: Arc::clone(&fence),
+                        gate,
+                        next: Next::Fence,
+                        set: None,
+                        tally: Tally::default(),
+                        complete: false,
+                    })));
+                }
+                _ => {
+                    // A request without blocks lost none.
+                    let lost = (run.blocks > 0).then(|| first_block(run));
+                    let mut tally = Tally::default();
+                    if let Some(block) = lost {
+                        tally.lose(block, || "it was never queued".to_owned());
+                    }
+                    end(&self.shared, metadata.source(), run, tally);
+                }
+            }
+        }
+        refused
+    }
+
+    /// Why no load can be queued now.
+    fn refusal(&self, fence: &Fence) -> Option<Error> {
+        let (kind, text) = if self.shared.is_closed() {
+            (Kind::Closed, "the worker was shut down")
+        } else if self.mover.is_none() || self.loads.is_none() {
+            (Kind::BadState, "no layout is registered")
+        } else if self.shared.terms.supplies_fences && matches!(fence, Fence::None) {
+            (
+                Kind::InvalidArgument,
+                "the engine said that it supplies fences, and none came with this bind",
+            )
+        } else {
+            return None;
+        };
+        let text = format!("bind: asynchronous loads cannot be queued: {text}");
+        Some(Error::new(kind, text))
+    }
+
+    /// Reports loads that ended and were announced.
+    pub(super) fn report_parked(&mut self) {
+        self.loaded_view.clear();
+        let mut lives = Vec::new();
+        let mut parked = self.shared.parked.lock();
+        parked.report(|life, ending| {
+            self.loaded_view.push(life.0);
+            lives.push(life);
+            if ending == Ending::Failed {
+                self.failed_async.push(life.0);
+                self.ended.push(EndedLife {
+                    id: life.0,
+                    generation: life.1,
+                    at: self.binds,
+                });
+            }
+        });
+        drop(parked);
+        if !lives.is_empty() {
+            self.shared.report(self.shared.source(), |report| {
+                report.loaded.append(&mut lives);
+            });
+        }
+    }
+
+    /// Requests that get_finished reported as loaded although a page was lost: read and clear. The
+    /// engine runs them again. Always empty under TP.
+    pub fn take_failed_async_loads(&mut self) -> &[u64] {
+        self.failed_async_view.clear();
+        std::mem::swap(&mut self.failed_async_view, &mut self.failed_async);
+        &self.failed_async_view
+    }
+}
+
+impl LoadItem {
+    fn get(&mut self) -> Step {
+        if self.set.is_none() {
+            self.set = self.mover.load_sets.lock().pop();
+        }
+        // There are as many sets as threads; only a test has more items under way.
+        let Some(set) = &mut self.set else {
+            return Step::More;
+        };
+        let some = set.batch.collect(
+            &self.mover,
+            &self.metadata,
+            self.metadata.parked(),
+            &mut self.cursor,
+            &mut self.tally,
+            |_| false,
+        );
+        if !some {
+            self.complete = true;
+            return Step::Done;
+        }
+        set.get(&self.shared, &self.mover, &mut self.tally);
+        self.next = Next::Scatter;
+        Step::More
+    }
+
+    fn scatter(&mut self) -> Step {
+        let Some(set) = &mut self.set else {
+            return Step::Done;
+        };
+        let Some(_held) = self.gate.enter() else {
+            return Step::Done;
+        };
+        set.scatter(&self.mover, Stream::default(), &mut self.tally);
+        self.next = Next::Get;
+        Step::More
+    }
+}
+
+impl Item for LoadItem {
+    fn name(&self) -> &'static str {
+        "load"
+    }
+
+    fn step(&mut self) -> Step {
+        if self.gate.is_closed() {
+            return Step::Done;
+        }
+        match self.next {
+            Next::Fence if self.run.blocks == 0 => {
+                self.complete = true;
+                Step::Done
+            }
+            Next::Fence => {
+                match self.fence.wait() {
+                    Ok(true) => self.next = Next::Get,
+                    Ok(false) => {}
+                    Err(error) => {
+                        let error = error.within("asynchronous load: its fence");
+                        self.tally
+                            .lose(first_block(&self.run), || error.to_string());
+                        self.shared.keep_load_error(error);
+                        return Step::Done;
+                    }
+                }
+                Step::More
+            }
+            Next::Get => self.get(),
+            Next::Scatter => self.scatter(),
+        }
+    }
+}
+
+impl Drop for LoadItem {
+    /// Runs when the item is done, was refused or dropped, or panicked: the request is told in any case.
+    fn drop(&mut self) {
+        if let Some(set) = self.set.take() {
+            self.mover.load_sets.lock().push(set);
+        }
+        if !self.complete && self.tally.lost.is_empty() {
+            self.tally
+                .lose(first_block(&self.run), || "it was given up".to_owned());
+        }
+        let pages = u64::from(self.run.blocks) * self.mover.plan.kinds.len() as u64;
+        self.tally.wanted_pages = pages;
+        let tally = std::mem::take(&mut self.tally);
+        end(&self.shared, self.metadata.source(), &self.run, tally);
+    }
+}
+
+/// Tells everybody how a load ended. The scheduler hears of a failure before the engine can, so
+/// that the next offer ends before the block; and a failure that nobody can restart from is kept
+/// before the load could be reported.
+fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
+    let mut parked = shared.parked.lock();
+    if !parked.is_wanted(run.life()) {
+        // Of a load that nobody waits for, only what landed counts.
+        tally.lost.clear();
+    }
+    let failure = tally.settle(shared);
+    if let Some(text) = &failure {
+        shared.report(source, |report| {
+            report.failed_loads.extend_from_slice(&tally.lost)
+        });
+        if !shared.terms.restarts_requests() {
+            shared.keep_load_error(Error::new(
+                Kind::LoadFailed,
+                format!(
+                    "asynchronous load of request {}: {text}; one rank of {} cannot restart a request alone",
+                    run.request_id, shared.terms.world
+                ),
+            ));
+        }
+    }
+    parked.end(
+        run.life(),
+        match failure {
+            None => Ending::Landed,
+            Some(_) => Ending::Failed,
+        },
+    );
+    drop(parked);
+    shared.finished.lock().end(run.life());
+    if let Some(text) = failure {
+        tracing::warn!("request {}: asynchronous load: {text}", run.request_id);
+    }
+}
+
+pub(super) fn first_block(run: &Run) -> BlockOf {
+    BlockOf {
+        request_id: run.request_id,
+        generation: run.generation,
+        block: run.first_block,
+    }
+}

@@ -19,9 +19,9 @@
  * - Parameters. The receiver, inputs, outputs; pointer and length side by side. Length 0 ignores
  *   the pointer. Inputs are borrowed for the call; what is kept is copied. Pointers must be
  *   aligned for their type.
- * - Handles. Opaque, made by _new, _open, _from_ and _build functions, owned by the caller, given
- *   back once to their _free function, in any order. A pointer that is no live handle is refused
- *   where that can be seen, but do not rely on it.
+ * - Handles. Opaque, made by `_new`, `_open`, `_from_` and `_build` functions, owned by the caller,
+ *   given back once to their `_free` function, in any order. A pointer that is no live handle is
+ *   refused where that can be seen, but do not rely on it.
  * - Threads. A const receiver may be called from several threads at once. A non-const receiver
  *   takes one call at a time: a second one answers KVB_BUSY and does nothing. No handle is tied to
  *   a thread.

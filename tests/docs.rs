@@ -7,11 +7,18 @@
     reason = "a test may panic"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvbridge::config::Config;
+use kvbridge::stats::Stats;
+
+#[allow(dead_code, reason = "the walk of the boundary needs more of it")]
+#[path = "boundary/header.rs"]
+mod header;
+
+use header::Header;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -161,23 +168,47 @@ fn the_error_table_has_every_status() {
 fn the_configuration_is_documented_field_by_field() {
     let config = Config::from_json(br#"{"model_key": "m"}"#).unwrap();
     let rendered: serde_json::Value = serde_json::from_str(&config.render()).unwrap();
-    let mut fields = BTreeSet::new();
+    let mut defaults = BTreeMap::new();
     for (name, value) in rendered.as_object().unwrap() {
         match value.as_object() {
-            Some(own) => fields.extend(own.keys().map(|field| format!("{name}.{field}"))),
+            Some(own) => {
+                defaults.extend(
+                    own.iter()
+                        .map(|(field, it)| (format!("{name}.{field}"), it)),
+                );
+            }
             None => {
-                fields.insert(name.clone());
+                defaults.insert(name.clone(), value);
             }
         }
     }
-    assert!(fields.len() > 30);
+    assert!(defaults.len() > 30);
     let table = rows(&read("docs/config.md"));
     let listed: BTreeSet<_> = table
         .iter()
         .map(|cells| cells[0].trim_matches('`').to_owned())
         .collect();
-    assert_eq!(listed, fields);
-    assert_eq!(table.len(), fields.len(), "a field is listed twice");
+    assert_eq!(listed, defaults.keys().cloned().collect());
+    assert_eq!(table.len(), defaults.len(), "a field is listed twice");
+    for cells in &table {
+        let name = cells[0].trim_matches('`');
+        let stated = cells[1].split_once(", ").unwrap().1;
+        if stated.starts_with("required") {
+            continue;
+        }
+        let expected = match defaults[name] {
+            serde_json::Value::Null => "none".to_owned(),
+            serde_json::Value::Number(bytes) if bytes.as_u64() == Some(1 << 30) => {
+                "1 GiB".to_owned()
+            }
+            serde_json::Value::String(text) => format!("`\"{text}\"`"),
+            other => other.to_string(),
+        };
+        // Behind the default of this configuration may stand what others have.
+        let rest = stated.strip_prefix(&expected);
+        let whole = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', ',']));
+        assert!(whole, "the default of {name} is {expected}, not {stated}");
+    }
 }
 
 /// Words that begin with `prefix` and go on with letters, digits and underscores.
@@ -188,38 +219,256 @@ fn words<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
         .collect()
 }
 
+/// A source of C or C++ without its comments, and the comments.
+fn apart(source: &str) -> (String, String) {
+    let (mut code, mut comments) = (String::new(), String::new());
+    for part in source.split("/*") {
+        match part.split_once("*/") {
+            Some((comment, after)) => {
+                comments = comments + comment + "\n";
+                code += after;
+            }
+            None => code += part,
+        }
+    }
+    (code, comments)
+}
+
 #[test]
-fn the_documents_name_only_what_the_header_has() {
-    let header = read("include/kvbridge/kvbridge.h");
-    let mut known: BTreeSet<_> = words(&header, "kvb_").into_iter().collect();
-    known.extend(words(&header, "KVB_"));
+fn documents_and_comments_name_only_what_the_header_has() {
+    let (code, comments) = apart(&read("include/kvbridge/kvbridge.h"));
+    let mut known: BTreeSet<_> = words(&code, "kvb_").into_iter().collect();
+    known.extend(words(&code, "KVB_"));
     // Variables of scripts and tests.
     known.extend(["KVB_BLESS", "KVB_TRACE"]);
+    let names_something = |word: &str| match word.ends_with('_') {
+        // The beginning of several, as in "KVB_LOG_*".
+        true => known.iter().any(|name| name.starts_with(word)),
+        false => known.contains(word),
+    };
+    let mut texts = vec![
+        ("kvbridge.h".to_owned(), comments),
+        (
+            "kvbridge.hpp".to_owned(),
+            read("include/kvbridge/kvbridge.hpp"),
+        ),
+    ];
     for path in documents() {
-        let text = fs::read_to_string(&path).unwrap();
+        texts.push((
+            path.display().to_string(),
+            fs::read_to_string(&path).unwrap(),
+        ));
+    }
+    let structs = Header::read().structs;
+    for (name, text) in texts {
         for word in [words(&text, "kvb_"), words(&text, "KVB_")].concat() {
-            assert!(known.contains(word), "{}: {word}", path.display());
+            assert!(names_something(word), "{name}: {word}");
+        }
+        // A struct's field, as in "kvb_engine.serving".
+        for (start, _) in text.match_indices("kvb_") {
+            let mut parts = header::words(&text[start..]);
+            let (owner, field) = (parts.next().unwrap(), parts.next().unwrap_or_default());
+            if let Some(known) = structs.get(owner)
+                && text[start..].starts_with(&format!("{owner}.{field}"))
+            {
+                let mut fields = known.fields.iter();
+                assert!(fields.any(|it| it.name == field), "{name}: {owner}.{field}");
+            }
         }
     }
 }
 
+/// The names in backquotes.
+fn quoted(text: &str) -> BTreeSet<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
 #[test]
-fn the_documents_link_to_files_that_exist() {
+fn every_function_is_in_a_guide() {
+    // Always empty in this build.
+    let elsewhere = ["kvb_worker_take_failed_async_loads"];
+    let guides = ["integration", "ownership", "threads", "troubleshooting"];
+    let text: String = guides
+        .iter()
+        .map(|guide| read(&format!("docs/{guide}.md")))
+        .collect();
+    let explained: BTreeSet<_> = words(&text, "kvb_").into_iter().collect();
+    let functions = Header::read().functions;
+    assert!(functions.len() > 45);
+    for function in &functions {
+        let name = function.name.as_str();
+        assert!(
+            explained.contains(name) != elsewhere.contains(&name),
+            "{name} is in no guide, or in one and excepted"
+        );
+    }
+}
+
+#[test]
+fn the_table_of_what_waits_has_the_functions_that_block() {
+    let text = read("docs/threads.md");
+    let (_, behind) = text.split_once("## What waits").unwrap();
+    let rows = rows(behind);
+    assert!(rows.len() > 5);
+    let listed: BTreeSet<_> = rows.iter().flat_map(|cells| quoted(&cells[0])).collect();
+    let blocking: BTreeSet<_> = Header::read()
+        .functions
+        .into_iter()
+        .filter(|function| {
+            let waits = function.doc.split_once("Blocks: ").map(|(_, waits)| waits);
+            waits.is_some_and(|waits| !waits.starts_with("no."))
+        })
+        .map(|function| function.name)
+        .collect();
+    assert_eq!(listed, blocking);
+}
+
+#[test]
+fn the_structs_that_grow_are_listed() {
+    let (mut grow, mut frozen) = (BTreeSet::new(), BTreeSet::new());
+    for line in read("docs/abi.md")
+        .lines()
+        .filter(|line| line.starts_with('|'))
+    {
+        let mut cells = line.trim_matches('|').split('|');
+        let (left, right) = (quoted(cells.next().unwrap()), quoted(cells.next().unwrap()));
+        let are_structs = |names: &BTreeSet<String>| names.iter().all(|it| it.starts_with("kvb_"));
+        if are_structs(&left) && are_structs(&right) {
+            grow.extend(left);
+            frozen.extend(right);
+        }
+    }
+    for (name, shape) in Header::read().structs {
+        let (listed, other) = match shape.grows() {
+            true => (&mut grow, &frozen),
+            false => (&mut frozen, &grow),
+        };
+        assert!(listed.remove(&name) && !other.contains(&name), "{name}");
+    }
+    assert!(grow.is_empty() && frozen.is_empty(), "{grow:?} {frozen:?}");
+}
+
+/// All sources of the library, with texts as they come out: on one line, without escapes.
+fn sources(folder: &Path, into: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else {
+            let mut lines = fs::read_to_string(path).unwrap();
+            lines = lines.replace("\\\"", "\"");
+            for line in lines.lines() {
+                match line.trim().strip_suffix('\\') {
+                    Some(begun) => *into += begun,
+                    None => *into = std::mem::take(into) + line.trim() + "\n",
+                }
+            }
+        }
+    }
+}
+
+/// Whether some line has all parts of a message, one behind the other.
+fn is_said(message: &str, lines: &str) -> bool {
+    lines.lines().any(|line| {
+        let mut rest = line;
+        message.split('…').map(str::trim).all(|part| {
+            let found = rest.find(part);
+            rest = found.map_or("", |at| &rest[at + part.len()..]);
+            found.is_some()
+        })
+    })
+}
+
+#[test]
+fn the_messages_quoted_are_those_of_the_code() {
+    let mut lines = String::new();
+    sources(&root().join("src"), &mut lines);
+    let text = read("docs/troubleshooting.md")
+        .replace("\n  ", " ")
+        .replace('\n', " ");
+    // Names and code have no spaces.
+    let messages: Vec<_> = quoted(&text)
+        .into_iter()
+        .filter(|it| it.contains(' ') && !it.starts_with("ulimit") && !it.starts_with("readelf"))
+        .collect();
+    assert!(messages.len() > 40, "{messages:#?}");
+    for message in messages {
+        assert!(is_said(&message, &lines), "nothing says \"{message}\"");
+    }
+}
+
+#[test]
+fn every_counter_is_explained() {
+    let text = read("docs/troubleshooting.md");
+    let (_, table) = text.split_once("## What the counters say").unwrap();
+    let listed: Vec<_> = rows(table)
+        .into_iter()
+        .map(|cells| cells[0].trim_matches('`').to_owned())
+        .collect();
+    let mut counters: Vec<_> = Stats::default()
+        .entries()
+        .map(|(name, _, _)| name.to_owned())
+        .collect();
+    counters.push("saves_in_flight".to_owned());
+    assert_eq!(listed, counters);
+    let fields = &Header::read().structs["kvb_stats"].fields;
+    assert!(fields.iter().skip(1).map(|field| &field.name).eq(&counters));
+}
+
+/// A heading as a link names it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter_map(|letter| match letter {
+        ' ' => Some('-'),
+        '-' | '_' => Some(letter),
+        letter => letter
+            .is_alphanumeric()
+            .then(|| letter.to_ascii_lowercase()),
+    });
+    kept.collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut documents = documents();
+    documents.push(root().join("docs/design/house.md"));
     let mut links = 0;
-    for path in documents() {
-        let text = fs::read_to_string(&path).unwrap();
+    let mut linked = BTreeSet::new();
+    for path in &documents {
+        let text = fs::read_to_string(path).unwrap();
         for rest in text.split("](").skip(1) {
-            let target = rest.split([')', '#']).next().unwrap_or_default();
-            if target.is_empty() || target.contains("://") {
+            let link = rest.split(')').next().unwrap_or_default();
+            if link.contains("://") {
                 continue;
             }
             links += 1;
-            assert!(
-                path.parent().unwrap().join(target).exists(),
-                "{}: {target}",
-                path.display()
-            );
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => path.clone(),
+                file => path.parent().unwrap().join(file),
+            };
+            assert!(target.exists(), "{}: {link}", path.display());
+            if !heading.is_empty() {
+                let text = fs::read_to_string(&target).unwrap();
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                let found =
+                    headings.any(|line| anchor(line.trim_start_matches(['#', ' '])) == heading);
+                assert!(found, "{}: {link}", path.display());
+            }
+            if path.ends_with("README.md") {
+                linked.insert(target.canonicalize().unwrap());
+            }
         }
     }
     assert!(links > 10);
+    for document in documents
+        .iter()
+        .filter(|path| path.starts_with(root().join("docs")))
+    {
+        let found = linked.contains(&document.canonicalize().unwrap());
+        assert!(found, "the README does not lead to {}", document.display());
+    }
 }

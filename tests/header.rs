@@ -88,8 +88,9 @@ fn tidy(header: &str) -> String {
         let indent = line.len() - line.trim_start().len();
         rest = later;
         match later {
-            [text, end, after @ ..] if line.trim() == "/*" && end.trim() == "*/" => {
-                tidied += &format!("{}/* {} */", &line[..indent], text.trim());
+            [text, end, after @ ..] if line.trim() == "/**" && end.trim() == "*/" => {
+                let text = text.trim().trim_start_matches("* ");
+                tidied += &format!("{}/** {text} */", &line[..indent]);
                 rest = after;
             }
             _ if line.trim_start().starts_with("typedef struct") => tidied += line,

@@ -1,4 +1,5 @@
-/* kvbridge: a shared pool of KV-cache pages for LLM inference engines.
+/** @file
+ * kvbridge: a shared pool of KV-cache pages for LLM inference engines.
  *
  * What one server has prefilled, every other server that runs the same model can load instead of
  * computing it again. An engine makes a kvb_config, a kvb_worker on every rank and a kvb_scheduler
@@ -10,32 +11,32 @@
  *
  * Conventions, said once and valid for every function:
  *
- * Status. Functions return kvb_status: KVB_OK or why nothing was done. A miss is an outcome, not
- *    an error. The text of the calling thread's latest failure is copied by kvb_last_error.
- * Errors. Besides those that are named, every function may answer KVB_NULL_POINTER,
- *    KVB_INVALID_ARGUMENT, KVB_POISONED and KVB_PANIC, and one with a non-const receiver KVB_BUSY.
- * Outputs. They are written only on success. A NULL output is refused before anything is done.
- * Parameters. The receiver, inputs, outputs; pointer and length side by side. Length 0 ignores the
- *    pointer. Inputs are borrowed for the call; what is kept is copied. Pointers must be aligned
- *    for their type.
- * Handles. Opaque, made by _new, _open, _from_ and _build functions, owned by the caller, given
- *    back once to their _free function, in any order. A pointer that is no live handle is refused
- *    where that can be seen, but do not rely on it.
- * Threads. A const receiver may be called from several threads at once. A non-const receiver takes
- *    one call at a time: a second one answers KVB_BUSY and does nothing. No handle is tied to a
- *    thread.
- * Blocking. A function that can wait says so in a line "Blocks:". The others do not.
- * Structs. One that begins with struct_size may grow: set it to sizeof the struct. Of a shorter
- *    one the missing tail counts as zero; of a longer one, the tail that this library does not
- *    know is ignored on the way in and left alone on the way out, so zero it first. Elements of
- *    arrays are frozen.
- * Numbers. Flags are uint8_t, 0 or 1; enumerations come in as int32_t constants; both are checked.
- *    Token counts and positions are in tokens, sizes and addresses in bytes.
- * Buffers. `buffer`, `capacity`, `out_needed`: too little room answers KVB_TOO_SMALL with the
- *    bytes that are needed in out_needed, and writes nothing else. Ask with capacity 0. A char
- *    buffer gets a terminated text, and out_needed counts the terminator.
- * Host functions. They must not throw or unwind; one that does ends the process. Calls from
- *    inside the log callback answer KVB_BUSY and do nothing, but for kvb_last_error.
+ * - Status. Functions return kvb_status: KVB_OK or why nothing was done. A miss is an outcome, not
+ *   an error. The text of the calling thread's latest failure is copied by kvb_last_error.
+ * - Errors. Besides those that are named, every function may answer KVB_NULL_POINTER,
+ *   KVB_INVALID_ARGUMENT, KVB_POISONED and KVB_PANIC, and one with a non-const receiver KVB_BUSY.
+ * - Outputs. They are written only on success. A NULL output is refused before anything is done.
+ * - Parameters. The receiver, inputs, outputs; pointer and length side by side. Length 0 ignores
+ *   the pointer. Inputs are borrowed for the call; what is kept is copied. Pointers must be
+ *   aligned for their type.
+ * - Handles. Opaque, made by `_new`, `_open`, `_from_` and `_build` functions, owned by the caller,
+ *   given back once to their `_free` function, in any order. A pointer that is no live handle is
+ *   refused where that can be seen, but do not rely on it.
+ * - Threads. A const receiver may be called from several threads at once. A non-const receiver
+ *   takes one call at a time: a second one answers KVB_BUSY and does nothing. No handle is tied to
+ *   a thread.
+ * - Blocking. A function that can wait says so in a line "Blocks:". The others do not.
+ * - Structs. One that begins with struct_size may grow: set it to sizeof the struct. Of a shorter
+ *   one the missing tail counts as zero; of a longer one, the tail that this library does not
+ *   know is ignored on the way in and left alone on the way out, so zero it first. Elements of
+ *   arrays are frozen.
+ * - Numbers. Flags are uint8_t, 0 or 1; enumerations come in as int32_t constants; both are
+ *   checked. Token counts and positions are in tokens, sizes and addresses in bytes.
+ * - Buffers. `buffer`, `capacity`, `out_needed`: too little room answers KVB_TOO_SMALL with the
+ *   bytes that are needed in out_needed, and writes nothing else. Ask with capacity 0. A char
+ *   buffer gets a terminated text, and out_needed counts the terminator.
+ * - Host functions. They must not throw or unwind; one that does ends the process. Calls from
+ *   inside the log callback answer KVB_BUSY and do nothing, but for kvb_last_error.
  */
 
 #ifndef KVBRIDGE_KVBRIDGE_H
@@ -51,108 +52,108 @@ extern "C" {
 
 /* ==== what functions answer ==== */
 
-/*
- What a function answers: `KVB_OK` or the reason why it did nothing. Numbers are pinned and
- never reused: 1-9 the caller's arguments, 10-19 state, 20-29 pool, 30-39 device and machine,
- 40-49 configuration and engine, 90 panic. Treat a number you do not know as a failure.
+/**
+ * What a function answers: `KVB_OK` or the reason why it did nothing. Numbers are pinned and
+ * never reused: 1-9 the caller's arguments, 10-19 state, 20-29 pool, 30-39 device and machine,
+ * 40-49 configuration and engine, 90 panic. Treat a number you do not know as a failure.
  */
 typedef int32_t kvb_status;
 
-/* Done; the outputs are written. */
+/** Done; the outputs are written. */
 #define KVB_OK 0
 
-/* An argument has a value that the function does not take. */
+/** An argument has a value that the function does not take. */
 #define KVB_INVALID_ARGUMENT 1
 
-/* A required pointer is NULL; the text names it. */
+/** A required pointer is NULL; the text names it. */
 #define KVB_NULL_POINTER 2
 
-/* A buffer is too small. The size needed was written, nothing else, and nothing was consumed. */
+/** A buffer is too small. The size needed was written, nothing else, and nothing was consumed. */
 #define KVB_TOO_SMALL 3
 
-/* A number lies outside what the object it refers to has (a page index, a group id, a position). */
+/** A number lies outside what its object has (a page index, a group id, a position). */
 #define KVB_OUT_OF_RANGE 4
 
-/* The feature is specified, but this build does not have it. */
+/** The feature is specified, but this build does not have it. */
 #define KVB_UNSUPPORTED 5
 
-/* Bytes that should decode do not. */
+/** Bytes that should decode do not. */
 #define KVB_MALFORMED 6
 
-/* The call is not allowed in the state its receiver is in. */
+/** The call is not allowed in the state its receiver is in. */
 #define KVB_BAD_STATE 10
 
-/* Another call on the same handle is running, and this one may not run beside it. */
+/** Another call on the same handle is running, and this one may not run beside it. */
 #define KVB_BUSY 11
 
-/* The receiver was shut down. */
+/** The receiver was shut down. */
 #define KVB_CLOSED 12
 
-/* An earlier call on this handle ended in KVB_PANIC. Only its free function still works. */
+/** An earlier call on this handle ended in KVB_PANIC. Only its free function still works. */
 #define KVB_POISONED 13
 
-/* What the engine reports contradicts what it reported before. Nothing was changed. */
+/** What the engine reports contradicts what it reported before. Nothing was changed. */
 #define KVB_CONTRADICTION 14
 
-/* A call to the pool failed as a whole. */
+/** A call to the pool failed as a whole. */
 #define KVB_POOL_FAILED 20
 
-/*
- Pages that the engine counts as computed did not arrive, and no request can be handed back
- (tensor parallelism): the batch must not run.
+/**
+ * Pages that the engine counts as computed did not arrive, and no request can be handed back
+ * (tensor parallelism): the batch must not run.
  */
 #define KVB_LOAD_FAILED 21
 
-/* The pool cannot do what the configuration asks for; the text names what is missing. */
+/** The pool cannot do what the configuration asks for; the text names what is missing. */
 #define KVB_POOL_REFUSED 22
 
-/* The device reported an error. */
+/** The device reported an error. */
 #define KVB_DEVICE_FAILED 30
 
-/* The device that was asked for is not there. */
+/** The device that was asked for is not there. */
 #define KVB_NO_DEVICE 31
 
-/* Memory could not be had. */
+/** Memory could not be had. */
 #define KVB_NO_MEMORY 32
 
-/* A thread could not be started. */
+/** A thread could not be started. */
 #define KVB_NO_THREAD 33
 
-/* The configuration is wrong; the text lists every problem found. */
+/** The configuration is wrong; the text lists every problem found. */
 #define KVB_CONFIG_INVALID 40
 
-/* The configuration file cannot be read. */
+/** The configuration file cannot be read. */
 #define KVB_CONFIG_UNREADABLE 41
 
-/* The engine as described may not use the library this way. */
+/** The engine as described may not use the library this way. */
 #define KVB_ENGINE_REFUSED 42
 
-/* A defect of the library, caught at the boundary. The handle is poisoned. */
+/** A defect of the library, caught at the boundary. The handle is poisoned. */
 #define KVB_PANIC 90
 
 /* ==== the log ==== */
 
-/* Something failed that the operator should know. */
+/** Something failed that the operator should know. */
 #define KVB_LOG_ERROR 1
 
-/* Something was degraded or ignored. */
+/** Something was degraded or ignored. */
 #define KVB_LOG_WARN 2
 
-/* What was opened, registered, shut down; statistics lines. */
+/** What was opened, registered, shut down; statistics lines. */
 #define KVB_LOG_INFO 3
 
-/* Decisions per pass. */
+/** Decisions per pass. */
 #define KVB_LOG_DEBUG 4
 
-/* Decisions per block. */
+/** Decisions per block. */
 #define KVB_LOG_TRACE 5
 
-/*
- Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
- speaks. Both texts are UTF-8, not terminated, and valid during the call only.
-
- It is called on whatever thread the line arises, also on threads of the library, by several at
- once. It must return soon, must not throw, and must not call `kvb_set_log`.
+/**
+ * Receives one log line: `level` is one of `KVB_LOG_*`, `target` the part of the library that
+ * speaks. Both texts are UTF-8, not terminated, and valid during the call only.
+ *
+ * It is called on whatever thread the line arises, also on threads of the library, by several at
+ * once. It must return soon, must not throw, and must not call `kvb_set_log`.
  */
 typedef void (*kvb_log_callback)(void *context,
                                  int32_t level,
@@ -163,496 +164,496 @@ typedef void (*kvb_log_callback)(void *context,
 
 /* ==== the library as a whole ==== */
 
-/*
- The version of this interface. It grows by appending alone; a number that changes means that
- hosts must be built anew, and is the library's SONAME.
+/**
+ * The version of this interface. It grows by appending alone; a number that changes means that
+ * hosts must be built anew, and is the library's SONAME.
  */
 #define KVB_ABI_VERSION 1
 
-/*
- The library's version, "major.minor.patch", as a terminated string that lives as long as the
- process.
+/**
+ * The library's version, "major.minor.patch", as a terminated string that lives as long as the
+ * process.
  */
 const char *kvb_version(void);
 
-/* The KVB_ABI_VERSION that the library was built with. Compare it with the header's. */
+/** The KVB_ABI_VERSION that the library was built with. Compare it with the header's. */
 uint32_t kvb_abi_version(void);
 
-/*
- Copies the text of the calling thread's latest failed call: the function, what was wrong, why.
- Calls that succeed leave it as it is; it is empty when none failed yet.
-
- Unlike other buffers this one is also written when it is too small: the text is cut, at a whole
- character, and terminated all the same, so that a fixed array is enough for printing.
- `out_needed` may be NULL.
-
- Returns KVB_TOO_SMALL when the text was cut. No status of this function replaces the text.
+/**
+ * Copies the text of the calling thread's latest failed call: the function, what was wrong, why.
+ * Calls that succeed leave it as it is; it is empty when none failed yet.
+ *
+ * Unlike other buffers this one is also written when it is too small: the text is cut, at a whole
+ * character, and terminated all the same, so that a fixed array is enough for printing.
+ * `out_needed` may be NULL.
+ *
+ * Returns KVB_TOO_SMALL when the text was cut. No status of this function replaces the text.
  */
 kvb_status kvb_last_error(char *buffer, size_t capacity, size_t *out_needed);
 
-/*
- Sets the one callback that receives the library's log, or with NULL removes it. Without one
- nothing is logged; nothing ever goes to standard output or error. `max_level` is the finest
- level wanted, one of KVB_LOG_*; it is ignored when there is no callback.
-
- The callback is the process's: the last call wins. When this returns, the callback set before
- is not running and is never called again, so that its context may be freed.
-
- Threads: any. Blocks: until lines that are being delivered are through.
- Errors: KVB_INVALID_ARGUMENT, a level that is none; KVB_BUSY, called from the callback.
+/**
+ * Sets the one callback that receives the library's log, or with NULL removes it. Without one
+ * nothing is logged; nothing ever goes to standard output or error. `max_level` is the finest
+ * level wanted, one of KVB_LOG_*; it is ignored when there is no callback.
+ *
+ * The callback is the process's: the last call wins. When this returns, the callback set before
+ * is not running and is never called again, so that its context may be freed.
+ *
+ * Threads: any. Blocks: until lines that are being delivered are through.
+ * Errors: KVB_INVALID_ARGUMENT, a level that is none; KVB_BUSY, called from the callback.
  */
 kvb_status kvb_set_log(kvb_log_callback callback_or_null, void *context, int32_t max_level);
 
 /* ==== plain data that several nouns share ==== */
 
-/* kvb_tokens.element_type: `const int32_t *` */
+/** kvb_tokens.element_type: `const int32_t *` */
 #define KVB_TOKENS_INT32 0
 
-/* kvb_tokens.element_type: `const int64_t *` */
+/** kvb_tokens.element_type: `const int64_t *` */
 #define KVB_TOKENS_INT64 1
 
-/* kvb_engine.serving: prefills and decodes. */
+/** kvb_engine.serving: prefills and decodes. */
 #define KVB_SERVING_AGGREGATED 0
 
-/* kvb_engine.serving: disaggregated, prefills only. */
+/** kvb_engine.serving: disaggregated, prefills only. */
 #define KVB_SERVING_CONTEXT 1
 
-/* kvb_engine.serving: disaggregated, decodes only. */
+/** kvb_engine.serving: disaggregated, decodes only. */
 #define KVB_SERVING_GENERATION 2
 
-/* kvb_engine.drafter: no speculative decoding. */
+/** kvb_engine.drafter: no speculative decoding. */
 #define KVB_DRAFTER_NONE 0
 
-/* kvb_engine.drafter: one-model multi-token prediction, one layer per draft token. */
+/** kvb_engine.drafter: one-model multi-token prediction, one layer per draft token. */
 #define KVB_DRAFTER_MTP_VANILLA 1
 
-/* kvb_engine.drafter: one-model multi-token prediction, one layer used repeatedly. */
+/** kvb_engine.drafter: one-model multi-token prediction, one layer used repeatedly. */
 #define KVB_DRAFTER_MTP_EAGLE 2
 
-/* kvb_engine.drafter: EAGLE3 with its layers inside the target model. */
+/** kvb_engine.drafter: EAGLE3 with its layers inside the target model. */
 #define KVB_DRAFTER_EAGLE3 3
 
-/* kvb_engine.drafter: anything else; refused. */
+/** kvb_engine.drafter: anything else; refused. */
 #define KVB_DRAFTER_OTHER 4
 
-/* kvb_engine.device_kind: the cache is memory that the CPU reads and writes. */
+/** kvb_engine.device_kind: the cache is memory that the CPU reads and writes. */
 #define KVB_DEVICE_HOST 0
 
-/* kvb_engine.device_kind: the cache is memory of a CUDA device. Not supported in this build. */
+/** kvb_engine.device_kind: the cache is memory of a CUDA device. Not supported in this build. */
 #define KVB_DEVICE_CUDA 1
 
-/* Borrowed bytes; size 0 ignores the pointer. Texts are UTF-8 and need no terminator. */
+/** Borrowed bytes; size 0 ignores the pointer. Texts are UTF-8 and need no terminator. */
 typedef struct kvb_bytes {
-  /* Where they start. */
+  /** Where they start. */
   const uint8_t *data;
-  /* How many there are. */
+  /** How many there are. */
   size_t size;
 } kvb_bytes;
 
-/*
- Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in
- both.
+/**
+ * Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in
+ * both.
  */
 typedef struct kvb_tokens {
-  /* The first token; aligned for its type. */
+  /** The first token; aligned for its type. */
   const void *data;
-  /* How many there are; 0 ignores the pointer and the type. */
+  /** How many there are; 0 ignores the pointer and the type. */
   size_t count;
-  /* KVB_TOKENS_*. */
+  /** KVB_TOKENS_*. */
   int32_t element_type;
 } kvb_tokens;
 
-/* The engine's description of itself; the same for every handle of one rank. */
+/** The engine's description of itself; the same for every handle of one rank. */
 typedef struct kvb_engine {
-  /* sizeof(kvb_engine) */
+  /** sizeof(kvb_engine) */
   uint32_t struct_size;
-  /* Tokens per block; at least 1. */
+  /** Tokens per block; at least 1. */
   uint32_t tokens_per_block;
-  /* This rank among the tensor-parallel ranks; under attention DP the owner's index. */
+  /** This rank among the tensor-parallel ranks; under attention DP the owner's index. */
   uint32_t tp_rank;
-  /* Number of tensor-parallel ranks; under attention DP of owners. */
+  /** Number of tensor-parallel ranks; under attention DP of owners. */
   uint32_t tp_size;
-  /* Pipeline-parallel stages: 1 (0 counts as 1); more are refused. */
+  /** Pipeline-parallel stages: 1 (0 counts as 1); more are refused. */
   uint32_t pp_size;
-  /* Context-parallel ranks: 1 (0 counts as 1); more are refused. */
+  /** Context-parallel ranks: 1 (0 counts as 1); more are refused. */
   uint32_t cp_size;
-  /* Ranks that share this node's memory (0 counts as 1). */
+  /** Ranks that share this node's memory (0 counts as 1). */
   uint32_t ranks_on_node;
-  /* KVB_SERVING_*. */
+  /** KVB_SERVING_*. */
   int32_t serving;
-  /* KVB_DRAFTER_*. */
+  /** KVB_DRAFTER_*. */
   int32_t drafter;
-  /* Draft tokens per step; -1 while it is not resolved. */
+  /** Draft tokens per step; -1 while it is not resolved. */
   int32_t max_draft_len;
-  /* KVB_DEVICE_*. */
+  /** KVB_DEVICE_*. */
   int32_t device_kind;
-  /*
-   Number of the device; -1 for the context that is current when the layout is registered.
-   Ignored for host memory.
+  /**
+   * Number of the device; -1 for the context that is current when the layout is registered.
+   * Ignored for host memory.
    */
   int32_t device_ordinal;
-  /* Flag: every rank holds whole attention heads and owns its requests. */
+  /** Flag: every rank holds whole attention heads and owns its requests. */
   uint8_t attention_dp;
-  /* Flag: the drafter's layers are layers of the same KV cache. */
+  /** Flag: the drafter's layers are layers of the same KV cache. */
   uint8_t draft_shares_cache;
-  /* Flag: each kvb_worker_bind brings an allocation fence. */
+  /** Flag: each kvb_worker_bind brings an allocation fence. */
   uint8_t supplies_fences;
 } kvb_engine;
 
-/*
- A request: its prompt and everything else that decides what its KV is. Requests share pages
- only when salt, adapter and media are the same too.
+/**
+ * A request: its prompt and everything else that decides what its KV is. Requests share pages
+ * only when salt, adapter and media are the same too.
  */
 typedef struct kvb_request {
-  /* sizeof(kvb_request) */
+  /** sizeof(kvb_request) */
   uint32_t struct_size;
-  /*
-   The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
-   or kvb_scheduler_reset.
+  /**
+   * The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
+   * or kvb_scheduler_reset.
    */
   uint64_t request_id;
-  /* The whole prompt. */
+  /** The whole prompt. */
   kvb_tokens prompt;
-  /* Keeps tenants apart. Counts when has_cache_salt is 1, also when it is empty. */
+  /** Keeps tenants apart. Counts when has_cache_salt is 1, also when it is empty. */
   kvb_bytes cache_salt;
-  /*
-   The adapter, as bytes that the engine chooses (a content digest, a name). Counts when
-   has_lora_identity is 1.
+  /**
+   * The adapter, as bytes that the engine chooses (a content digest, a name). Counts when
+   * has_lora_identity is 1.
    */
   kvb_bytes lora_identity;
-  /* The adapter's task id; the key scheme trtllm needs it. Counts when has_lora_task_id is 1. */
+  /** The adapter's task id; the key scheme trtllm needs it. Counts when has_lora_task_id is 1. */
   int64_t lora_task_id;
-  /* Digests of all media items, 32 bytes each, in prompt order, duplicates kept. */
+  /** Digests of all media items, 32 bytes each, in prompt order, duplicates kept. */
   const uint8_t *media_digests;
-  /* How many media items have a digest. */
+  /** How many media items have a digest. */
   size_t media_count;
-  /* Flag. */
+  /** Flag. */
   uint8_t has_cache_salt;
-  /* Flag. */
+  /** Flag. */
   uint8_t has_lora_identity;
-  /* Flag. */
+  /** Flag. */
   uint8_t has_lora_task_id;
-  /* Flag: the prompt stands for media. Without digests such a request takes no part. */
+  /** Flag: the prompt stands for media. Without digests such a request takes no part. */
   uint8_t has_media;
-  /* Flag: only the prefill is done here. With a drafter all requests must be so. */
+  /** Flag: only the prefill is done here. With a drafter all requests must be so. */
   uint8_t context_only;
 } kvb_request;
 
-/*
- Pages of one layer group, from one block ordinal on. What overlaps with pages reported before
- must be identical, and a gap is an error.
+/**
+ * Pages of one layer group, from one block ordinal on. What overlaps with pages reported before
+ * must be identical, and a gap is an error.
  */
 typedef struct kvb_group_pages {
-  /* Id of the layer group. */
+  /** Id of the layer group. */
   uint32_t group_id;
-  /* Ordinal of the block that the first index belongs to. */
+  /** Ordinal of the block that the first index belongs to. */
   uint32_t first_block;
-  /* Memory-pool slots, one per block; -1 is no page and keeps its place. */
+  /** Memory-pool slots, one per block; -1 is no page and keeps its place. */
   const int32_t *indices;
-  /* How many there are. */
+  /** How many there are. */
   size_t count;
-  /* Flag: this is the group's whole list now. */
+  /** Flag: this is the group's whole list now. */
   uint8_t replace;
 } kvb_group_pages;
 
-/*
- Ids as a view into the handle that gave them: valid until the next call on it that has a
- non-const receiver.
+/**
+ * Ids as a view into the handle that gave them: valid until the next call on it that has a
+ * non-const receiver.
  */
 typedef struct kvb_ids {
-  /* The first id. */
+  /** The first id. */
   const uint64_t *data;
-  /* How many there are. */
+  /** How many there are. */
   size_t count;
 } kvb_ids;
 
 /* ==== configuration ==== */
 
-/*
- A validated configuration: one JSON object, immutable once read.
-
- Threads: shared. Made by kvb_config_from_file and kvb_config_from_json, freed by
- kvb_config_free; what was made from it does not need it any more.
+/**
+ * A validated configuration: one JSON object, immutable once read.
+ *
+ * Threads: shared. Made by kvb_config_from_file and kvb_config_from_json, freed by
+ * kvb_config_free; what was made from it does not need it any more.
  */
 typedef struct kvb_config kvb_config;
 
-/*
- Reads the configuration file at `path_or_null` (UTF-8). With NULL, whatever `path_size` is, it
- is the file that the environment variable KVBRIDGE_CONFIG names, else the one that
- MOONCAKE_CONFIG_PATH names. The environment is read in this call only, and never changed.
-
- Threads: any. Blocks: while the file is read.
- Errors: KVB_INVALID_ARGUMENT, a path that is not NULL and empty, or has a NUL in it;
- KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
+/**
+ * Reads the configuration file at `path_or_null` (UTF-8). With NULL, whatever `path_size` is, it
+ * is the file that the environment variable KVBRIDGE_CONFIG names, else the one that
+ * MOONCAKE_CONFIG_PATH names. The environment is read in this call only, and never changed.
+ *
+ * Threads: any. Blocks: while the file is read.
+ * Errors: KVB_INVALID_ARGUMENT, a path that is not NULL and empty, or has a NUL in it;
+ * KVB_CONFIG_UNREADABLE; KVB_CONFIG_INVALID with every problem of the file, one a line.
  */
 kvb_status kvb_config_from_file(const char *path_or_null,
                                 size_t path_size,
                                 kvb_config **out);
 
-/*
- Reads a configuration from the bytes of its JSON text.
-
- Threads: any. Errors: KVB_CONFIG_INVALID with every problem of the text, one a line.
+/**
+ * Reads a configuration from the bytes of its JSON text.
+ *
+ * Threads: any. Errors: KVB_CONFIG_INVALID with every problem of the text, one a line.
  */
 kvb_status kvb_config_from_json(const uint8_t *json, size_t size, kvb_config **out);
 
-/*
- Writes the effective configuration as JSON text: every field, also those left to their
- defaults. Reading it gives the same configuration.
-
- Errors: KVB_TOO_SMALL.
+/**
+ * Writes the effective configuration as JSON text: every field, also those left to their
+ * defaults. Reading it gives the same configuration.
+ *
+ * Errors: KVB_TOO_SMALL.
  */
 kvb_status kvb_config_render(const kvb_config *config,
                              char *buffer,
                              size_t capacity,
                              size_t *out_needed);
 
-/* Frees a configuration. NULL is fine. */
+/** Frees a configuration. NULL is fine. */
 void kvb_config_free(kvb_config *config);
 
 /* ==== cache layout ==== */
 
-/*
- A cache layout: which bytes a page consists of, per layer group. It is built step by step, then
- registered with a worker, which keeps a copy.
-
- Threads: exclusive. Made by kvb_layout_new, freed by kvb_layout_free at any time after its use.
+/**
+ * A cache layout: which bytes a page consists of, per layer group. It is built step by step, then
+ * registered with a worker, which keeps a copy.
+ *
+ * Threads: exclusive. Made by kvb_layout_new, freed by kvb_layout_free at any time after its use.
  */
 typedef struct kvb_layout kvb_layout;
 
-/*
- A layer group: layers that share one page index space, such as one attention window. It names
- pages, so it must be the same on every rank and every server.
+/**
+ * A layer group: layers that share one page index space, such as one attention window. It names
+ * pages, so it must be the same on every rank and every server.
  */
 typedef struct kvb_group {
-  /* The engine's id for the group; unique in the layout. */
+  /** The engine's id for the group; unique in the layout. */
   uint32_t id;
-  /* Attention window in tokens; 0 for full attention. */
+  /** Attention window in tokens; 0 for full attention. */
   uint32_t window;
-  /*
-   How numbers are encoded: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8, nvfp4,
-   mxfp8, mxfp4, int4, or "custom:" and a text.
+  /**
+   * How numbers are encoded: float32, float16, bfloat16, fp8_e4m3, fp8_e5m2, int8, nvfp4,
+   * mxfp8, mxfp4, int4, or "custom:" and a text.
    */
   kvb_bytes number_format;
-  /* The engine's word for the order of bytes inside a region, such as "HND"; may be empty. */
+  /** The engine's word for the order of bytes inside a region, such as "HND"; may be empty. */
   kvb_bytes layout_tag;
-  /* The layers of the group, each once. */
+  /** The layers of the group, each once. */
   const uint32_t *layer_ids;
-  /* How many there are. */
+  /** How many there are. */
   size_t layer_count;
 } kvb_group;
 
-/*
- One strided byte range: page i's part of it starts at base + i * stride and has `size` bytes. A
- page is the concatenation of its group's regions in the order they were added.
+/**
+ * One strided byte range: page i's part of it starts at base + i * stride and has `size` bytes. A
+ * page is the concatenation of its group's regions in the order they were added.
  */
 typedef struct kvb_region {
-  /* Address of slot 0. */
+  /** Address of slot 0. */
   uint64_t base;
-  /* Bytes per slot. */
+  /** Bytes per slot. */
   uint64_t size;
-  /* Bytes from one slot to the next; at least `size`. */
+  /** Bytes from one slot to the next; at least `size`. */
   uint64_t stride;
-  /* Number of slots. */
+  /** Number of slots. */
   uint64_t slot_count;
-  /* Start of the virtual reservation that the region lies in; 0 without one. */
+  /** Start of the virtual reservation that the region lies in; 0 without one. */
   uint64_t reservation_base;
 } kvb_region;
 
-/* A block pool as a native KVCacheManager lays it out. */
+/** A block pool as a native KVCacheManager lays it out. */
 typedef struct kvb_pool {
-  /* Address of the pool. */
+  /** Address of the pool. */
   uint64_t base;
-  /* Number of blocks. */
+  /** Number of blocks. */
   uint64_t num_blocks;
-  /* Number of layers. */
+  /** Number of layers. */
   uint32_t num_layers;
-  /* 2 for key and value, 1 where there is no value (MLA). */
+  /** 2 for key and value, 1 where there is no value (MLA). */
   uint32_t kv_factor;
-  /* Elements per block, layer and factor. */
+  /** Elements per block, layer and factor. */
   uint64_t block_size;
-  /* Bits per element. */
+  /** Bits per element. */
   uint32_t element_bits;
-  /* Flag. 0: [blocks, layers, factor, block_size]; 1: [layers, blocks, factor, block_size]. */
+  /** Flag. 0: [blocks, layers, factor, block_size]; 1: [layers, blocks, factor, block_size]. */
   uint8_t layer_first;
-  /* Flag: the bytes are the same on every rank of the tensor-parallel group. */
+  /** Flag: the bytes are the same on every rank of the tensor-parallel group. */
   uint8_t replicated;
-  /* Start of the virtual reservation that the pool lies in; 0 without one. */
+  /** Start of the virtual reservation that the pool lies in; 0 without one. */
   uint64_t reservation_base;
 } kvb_pool;
 
-/*
- Begins an empty layout. `mapping_bytes` is the size of the physical mappings that the cache's
- memory is made of, beyond which one registration must not reach; 0 if it does not matter.
-
- Threads: any.
+/**
+ * Begins an empty layout. `mapping_bytes` is the size of the physical mappings that the cache's
+ * memory is made of, beyond which one registration must not reach; 0 if it does not matter.
+ *
+ * Threads: any.
  */
 kvb_status kvb_layout_new(uint64_t mapping_bytes, kvb_layout **out);
 
-/*
- Adds a layer group without regions.
-
- Errors: KVB_INVALID_ARGUMENT, the id is taken, a layer comes twice, a text is not UTF-8.
+/**
+ * Adds a layer group without regions.
+ *
+ * Errors: KVB_INVALID_ARGUMENT, the id is taken, a layer comes twice, a text is not UTF-8.
  */
 kvb_status kvb_layout_add_group(kvb_layout *layout, const kvb_group *group);
 
-/*
- Appends a region to a group's sharded page: bytes that belong to this rank.
-
- Errors: KVB_INVALID_ARGUMENT, the group is not there, or the region is empty, overlaps with
- itself or does not fit into 64-bit addresses.
+/**
+ * Appends a region to a group's sharded page: bytes that belong to this rank.
+ *
+ * Errors: KVB_INVALID_ARGUMENT, the group is not there, or the region is empty, overlaps with
+ * itself or does not fit into 64-bit addresses.
  */
 kvb_status kvb_layout_add_region(kvb_layout *layout,
                                  uint32_t group_id,
                                  const kvb_region *region);
 
-/*
- Appends a region to a group's replicated page: bytes that are the same on every rank of the
- tensor-parallel group. They are stored once, written by rank 0 and read by all.
-
- Errors: as kvb_layout_add_region.
+/**
+ * Appends a region to a group's replicated page: bytes that are the same on every rank of the
+ * tensor-parallel group. They are stored once, written by rank 0 and read by all.
+ *
+ * Errors: as kvb_layout_add_region.
  */
 kvb_status kvb_layout_add_replicated_region(kvb_layout *layout,
                                             uint32_t group_id,
                                             const kvb_region *region);
 
-/*
- Appends the regions of one KVCacheManager block pool: one, or one per layer when the layers
- come first.
-
- Errors: as kvb_layout_add_region; also when a page's bytes are not whole.
+/**
+ * Appends the regions of one KVCacheManager block pool: one, or one per layer when the layers
+ * come first.
+ *
+ * Errors: as kvb_layout_add_region; also when a page's bytes are not whole.
  */
 kvb_status kvb_layout_add_pool(kvb_layout *layout,
                                uint32_t group_id,
                                const kvb_pool *pool);
 
-/* Frees a layout; workers that registered it have their copy. NULL is fine. */
+/** Frees a layout; workers that registered it have their copy. NULL is fine. */
 void kvb_layout_free(kvb_layout *layout);
 
 /* ==== a pool by itself: for tools and tests, engines need only the worker ==== */
 
-/* kvb_store_exist: the pool does not have it. */
+/** kvb_store_exist: the pool does not have it. */
 #define KVB_ABSENT 0
 
-/* kvb_store_exist: the pool has it, complete. */
+/** kvb_store_exist: the pool has it, complete. */
 #define KVB_PRESENT 1
 
-/* kvb_store_exist: the pool did not say. Never a hit. */
+/** kvb_store_exist: the pool did not say. Never a hit. */
 #define KVB_UNKNOWN 2
 
-/* kvb_store_put: stored. */
+/** kvb_store_put: stored. */
 #define KVB_PUT_STORED 0
 
-/* kvb_store_put: the pool has an object of this key, or is just getting one; that stays. */
+/** kvb_store_put: the pool has an object of this key, or is just getting one; that stays. */
 #define KVB_PUT_ALREADY_THERE 1
 
-/* kvb_store_put: no room now. */
+/** kvb_store_put: no room now. */
 #define KVB_PUT_NO_SPACE 2
 
-/* kvb_store_put: not stored for another reason. */
+/** kvb_store_put: not stored for another reason. */
 #define KVB_PUT_FAILED 3
 
-/* kvb_store_get: the whole object landed. */
+/** kvb_store_get: the whole object landed. */
 #define KVB_GET_LANDED 0
 
-/* kvb_store_get: there is no such object; its buffer is untouched. */
+/** kvb_store_get: there is no such object; its buffer is untouched. */
 #define KVB_GET_MISSING 1
 
-/*
- kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is
- untouched.
+/**
+ * kvb_store_get: the object does not have the buffer's size; out_sizes has its own. The buffer is
+ * untouched.
  */
 #define KVB_GET_WRONG_SIZE 2
 
-/* kvb_store_get: the read failed; the buffer may hold anything. */
+/** kvb_store_get: the read failed; the buffer may hold anything. */
 #define KVB_GET_FAILED 3
 
-/* kvb_store_remove: gone. */
+/** kvb_store_remove: gone. */
 #define KVB_REMOVE_REMOVED 0
 
-/* kvb_store_remove: there was none. */
+/** kvb_store_remove: there was none. */
 #define KVB_REMOVE_MISSING 1
 
-/* kvb_store_remove: it was found by somebody a moment ago, whose lease has not ended. */
+/** kvb_store_remove: it was found by somebody a moment ago, whose lease has not ended. */
 #define KVB_REMOVE_LEASED 2
 
-/* kvb_store_remove: not removed for another reason. */
+/** kvb_store_remove: not removed for another reason. */
 #define KVB_REMOVE_FAILED 3
 
-/*
- An open pool. Workers open their own from the configuration; a store is opened by hand to share
- one connection between handles of a process, by tools and by tests.
-
- Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not
- need it any more.
+/**
+ * An open pool. Workers open their own from the configuration; a store is opened by hand to share
+ * one connection between handles of a process, by tools and by tests.
+ *
+ * Threads: shared. Made by kvb_store_open, freed by kvb_store_free; workers made on it do not
+ * need it any more.
  */
 typedef struct kvb_store kvb_store;
 
-/*
- A pool behind functions of the host. Not supported in this build: its functions are appended
- with the host store.
+/**
+ * A pool behind functions of the host. Not supported in this build: its functions are appended
+ * with the host store.
  */
 typedef struct kvb_store_table {
-  /* sizeof(kvb_store_table) */
+  /** sizeof(kvb_store_table) */
   uint32_t struct_size;
-  /* Passed to each function. */
+  /** Passed to each function. */
   void *context;
 } kvb_store_table;
 
-/* A piece of host memory. */
+/** A piece of host memory. */
 typedef struct kvb_piece {
-  /* Its address; ignored when the size is 0. */
+  /** Its address; ignored when the size is 0. */
   uint64_t address;
-  /* Its size in bytes. */
+  /** Its size in bytes. */
   uint64_t size;
 } kvb_piece;
 
-/* An embedded pool's numbers; counters start with the pool. */
+/** An embedded pool's numbers; counters start with the pool. */
 typedef struct kvb_pool_stats {
-  /* sizeof(kvb_pool_stats) */
+  /** sizeof(kvb_pool_stats) */
   uint32_t struct_size;
-  /* Most bytes it holds. */
+  /** Most bytes it holds. */
   uint64_t capacity;
-  /* Bytes taken up now. */
+  /** Bytes taken up now. */
   uint64_t used_bytes;
-  /* Complete objects now. */
+  /** Complete objects now. */
   uint64_t objects;
-  /* Objects that were evicted. */
+  /** Objects that were evicted. */
   uint64_t evicted_objects;
-  /* Puts, counted by key, that found no room. */
+  /** Puts, counted by key, that found no room. */
   uint64_t refused_puts;
 } kvb_pool_stats;
 
-/*
- Opens the pool that the configuration names. `table_or_null` is the host's functions for the
- store kind "host", else NULL.
-
- Threads: any. Blocks: while the pool is opened; the embedded one does not.
- Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
- KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
+/**
+ * Opens the pool that the configuration names. `table_or_null` is the host's functions for the
+ * store kind "host", else NULL.
+ *
+ * Threads: any. Blocks: while the pool is opened; the embedded one does not.
+ * Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
+ * KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
  */
 kvb_status kvb_store_open(const kvb_config *config,
                           const kvb_engine *engine,
                           const kvb_store_table *table_or_null,
                           kvb_store **out);
 
-/*
- Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key.
- What is present is leased for a while: neither evicted nor removed.
-
- Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
+/**
+ * Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key.
+ * What is present is leased for a while: neither evicted nor removed.
+ *
+ * Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
  */
 kvb_status kvb_store_exist(const kvb_store *store,
                            const kvb_bytes *keys,
                            size_t count,
                            int32_t *out_presence);
 
-/*
- Stores one object per key, with the bytes of the value of the same position: one KVB_PUT_* per
- key. The values are read during the call.
-
- Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
- KVB_NULL_POINTER.
+/**
+ * Stores one object per key, with the bytes of the value of the same position: one KVB_PUT_* per
+ * key. The values are read during the call.
+ *
+ * Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
+ * KVB_NULL_POINTER.
  */
 kvb_status kvb_store_put(const kvb_store *store,
                          const kvb_bytes *keys,
@@ -660,13 +661,13 @@ kvb_status kvb_store_put(const kvb_store *store,
                          size_t count,
                          int32_t *out_outcomes);
 
-/*
- Reads one object per key into the buffer of the same position, which must have exactly its
- size: one KVB_GET_* per key. `out_sizes` gets the object's size in bytes where it is known,
- else 0. Buffers must not overlap.
-
- Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
- KVB_NULL_POINTER.
+/**
+ * Reads one object per key into the buffer of the same position, which must have exactly its
+ * size: one KVB_GET_* per key. `out_sizes` gets the object's size in bytes where it is known,
+ * else 0. Buffers must not overlap.
+ *
+ * Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
+ * KVB_NULL_POINTER.
  */
 kvb_status kvb_store_get(const kvb_store *store,
                          const kvb_bytes *keys,
@@ -675,275 +676,275 @@ kvb_status kvb_store_get(const kvb_store *store,
                          int32_t *out_outcomes,
                          uint64_t *out_sizes);
 
-/*
- Removes objects: one KVB_REMOVE_* per key.
-
- Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
+/**
+ * Removes objects: one KVB_REMOVE_* per key.
+ *
+ * Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty.
  */
 kvb_status kvb_store_remove(const kvb_store *store,
                             const kvb_bytes *keys,
                             size_t count,
                             int32_t *out_outcomes);
 
-/*
- The pool's numbers at this moment.
-
- Errors: KVB_UNSUPPORTED for pools that are not embedded.
+/**
+ * The pool's numbers at this moment.
+ *
+ * Errors: KVB_UNSUPPORTED for pools that are not embedded.
  */
 kvb_status kvb_store_stats(const kvb_store *store, kvb_pool_stats *out);
 
-/*
- Frees a store. An embedded pool and what is in it live as long as some store or worker has it
- open. NULL is fine.
+/**
+ * Frees a store. An embedded pool and what is in it live as long as some store or worker has it
+ * open. NULL is fine.
  */
 void kvb_store_free(kvb_store *store);
 
 /* ==== one pass's transfers ==== */
 
-/*
- One pass's transfers, as the scheduler decided them. It holds no address and nothing that
- belongs to one rank, so that the leader's can be broadcast to all ranks as bytes.
-
- Threads: shared, immutable. Made by kvb_scheduler_build and kvb_metadata_decode, freed by
- kvb_metadata_free at any time: a worker that it was bound to has its own hold on it.
+/**
+ * One pass's transfers, as the scheduler decided them. It holds no address and nothing that
+ * belongs to one rank, so that the leader's can be broadcast to all ranks as bytes.
+ *
+ * Threads: shared, immutable. Made by kvb_scheduler_build and kvb_metadata_decode, freed by
+ * kvb_metadata_free at any time: a worker that it was bound to has its own hold on it.
  */
 typedef struct kvb_metadata kvb_metadata;
 
-/* What a metadata holds. */
+/** What a metadata holds. */
 typedef struct kvb_summary {
-  /* sizeof(kvb_summary) */
+  /** sizeof(kvb_summary) */
   uint32_t struct_size;
-  /* Number of the pass, counted by the scheduler that built it. */
+  /** Number of the pass, counted by the scheduler that built it. */
   uint64_t pass;
-  /* Requests with blocks to load. */
+  /** Requests with blocks to load. */
   uint64_t load_requests;
-  /* Blocks to load. */
+  /** Blocks to load. */
   uint64_t load_blocks;
-  /* Requests with blocks to save. */
+  /** Requests with blocks to save. */
   uint64_t save_requests;
-  /* Blocks to save. */
+  /** Blocks to save. */
   uint64_t save_blocks;
-  /* Requests that wait outside the batch for their load, also for none. */
+  /** Requests that wait outside the batch for their load, also for none. */
   uint64_t parked_requests;
-  /* Blocks that they load. */
+  /** Blocks that they load. */
   uint64_t parked_blocks;
 } kvb_summary;
 
-/*
- Writes the metadata as bytes that kvb_metadata_decode reads on any rank with the same build.
-
- Errors: KVB_TOO_SMALL.
+/**
+ * Writes the metadata as bytes that kvb_metadata_decode reads on any rank with the same build.
+ *
+ * Errors: KVB_TOO_SMALL.
  */
 kvb_status kvb_metadata_encode(const kvb_metadata *metadata,
                                uint8_t *buffer,
                                size_t capacity,
                                size_t *out_needed);
 
-/*
- Reads what kvb_metadata_encode wrote. The bytes are not used any more when this returns.
-
- Threads: any. Errors: KVB_MALFORMED for bytes of another version, or damaged ones.
+/**
+ * Reads what kvb_metadata_encode wrote. The bytes are not used any more when this returns.
+ *
+ * Threads: any. Errors: KVB_MALFORMED for bytes of another version, or damaged ones.
  */
 kvb_status kvb_metadata_decode(const uint8_t *bytes, size_t size, kvb_metadata **out);
 
-/* Counts what the metadata holds, for logs and tests. */
+/** Counts what the metadata holds, for logs and tests. */
 kvb_status kvb_metadata_summary(const kvb_metadata *metadata, kvb_summary *out);
 
-/* Frees a metadata. NULL is fine. */
+/** Frees a metadata. NULL is fine. */
 void kvb_metadata_free(kvb_metadata *metadata);
 
 /* ==== one rank's mover ==== */
 
-/*
- One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
- memory and the threads that save and, with async_load, load. Synchronous loads run on the
- caller's thread.
-
- Threads: exclusive; functions with a const receiver may run beside any other and each other.
- Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
- must be unregistered or the worker shut down.
+/**
+ * One rank's mover: it owns the connection to the pool, the registered cache memory, the staging
+ * memory and the threads that save and, with async_load, load. Synchronous loads run on the
+ * caller's thread.
+ *
+ * Threads: exclusive; functions with a const receiver may run beside any other and each other.
+ * Made by kvb_worker_new, freed by kvb_worker_free. Before its cache memory is freed the layout
+ * must be unregistered or the worker shut down.
  */
 typedef struct kvb_worker kvb_worker;
 
-/* What the engine has to arrange; read once, before pools are registered. */
+/** What the engine has to arrange; read once, before pools are registered. */
 typedef struct kvb_declarations {
-  /* sizeof(kvb_declarations) */
+  /** sizeof(kvb_declarations) */
   uint32_t struct_size;
-  /* Owners under attention DP may each run a scheduler. */
+  /** Owners under attention DP may each run a scheduler. */
   bool supports_attention_dp;
-  /*
-   Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under
-   tensor parallelism, where a lost page is an error of kvb_worker_start_load.
+  /**
+   * Requests that lost pages are handed back by kvb_worker_take_failed_loads; false under
+   * tensor parallelism, where a lost page is an error of kvb_worker_start_load.
    */
   bool reports_failed_loads;
-  /* Local matches must end at a block boundary for the pool to extend them. */
+  /** Local matches must end at a block boundary for the pool to extend them. */
   bool requires_block_aligned_reuse;
-  /* The cache manager must not shorten local matches by the lookahead. */
+  /** The cache manager must not shorten local matches by the lookahead. */
   bool drops_reuse_match_backoff;
-  /* Prefill with a one-model drafter is supported. */
+  /** Prefill with a one-model drafter is supported. */
   bool supports_speculative_prefill;
-  /* A request may be matched again before it is allocated. */
+  /** A request may be matched again before it is allocated. */
   bool supports_admission_query;
-  /* Prompt tokens behind a block that its hash covers. */
+  /** Prompt tokens behind a block that its hash covers. */
   uint32_t prompt_lookahead;
 } kvb_declarations;
 
-/* Counters since the worker was made; bytes are payload bytes. */
+/** Counters since the worker was made; bytes are payload bytes. */
 typedef struct kvb_stats {
-  /* sizeof(kvb_stats) */
+  /** sizeof(kvb_stats) */
   uint32_t struct_size;
-  /* Lookups of a chain of blocks. */
+  /** Lookups of a chain of blocks. */
   uint64_t lookups;
-  /* Blocks whose existence was asked for. */
+  /** Blocks whose existence was asked for. */
   uint64_t lookup_blocks;
-  /* Blocks at the head of a lookup that were stored in every group and shard. */
+  /** Blocks at the head of a lookup that were stored in every group and shard. */
   uint64_t hit_blocks;
-  /* Keys whose existence was asked for by lookups. */
+  /** Keys whose existence was asked for by lookups. */
   uint64_t lookup_keys;
-  /* Keys of lookups that the pool does not hold. */
+  /** Keys of lookups that the pool does not hold. */
   uint64_t missing_keys;
-  /* Keys of lookups that got no definite answer; they count as misses. */
+  /** Keys of lookups that got no definite answer; they count as misses. */
   uint64_t failed_lookup_keys;
-  /* Pages that were loaded into the cache. */
+  /** Pages that were loaded into the cache. */
   uint64_t loaded_pages;
-  /* Their bytes. */
+  /** Their bytes. */
   uint64_t loaded_bytes;
-  /* Pages that should have been loaded and were not. */
+  /** Pages that should have been loaded and were not. */
   uint64_t failed_load_pages;
-  /* Pages whose seal did not match; they count as failed too. */
+  /** Pages whose seal did not match; they count as failed too. */
   uint64_t bad_seals;
-  /* Requests that lost a page. */
+  /** Requests that lost a page. */
   uint64_t failed_load_requests;
-  /* Pages that the pool took. */
+  /** Pages that the pool took. */
   uint64_t saved_pages;
-  /* Their bytes. */
+  /** Their bytes. */
   uint64_t saved_bytes;
-  /* Pages to save that were in the pool already. */
+  /** Pages to save that were in the pool already. */
   uint64_t already_stored_pages;
-  /* Pages that the pool had no room for. */
+  /** Pages that the pool had no room for. */
   uint64_t no_space_pages;
-  /* Pages that the pool did not take for another reason. */
+  /** Pages that the pool did not take for another reason. */
   uint64_t failed_save_pages;
-  /* Pages whose save was queued and never tried. */
+  /** Pages whose save was queued and never tried. */
   uint64_t dropped_save_pages;
-  /* Calls of the pool. */
+  /** Calls of the pool. */
   uint64_t store_calls;
-  /* Requests with saves in flight now. */
+  /** Requests with saves in flight now. */
   uint64_t saves_in_flight;
-  /* Asynchronous loads in flight now, also those that nobody waits for any more. */
+  /** Asynchronous loads in flight now, also those that nobody waits for any more. */
   uint64_t loads_in_flight;
 } kvb_stats;
 
-/*
- Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
- of `store_or_null`.
-
- Threads: any. Blocks: while the pool is opened; the embedded one does not.
- Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
- says what does not go together; KVB_NO_MEMORY.
+/**
+ * Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
+ * of `store_or_null`.
+ *
+ * Threads: any. Blocks: while the pool is opened; the embedded one does not.
+ * Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
+ * says what does not go together; KVB_NO_MEMORY.
  */
 kvb_status kvb_worker_new(const kvb_config *config,
                           const kvb_engine *engine,
                           kvb_store *store_or_null,
                           kvb_worker **out);
 
-/* What the engine has to arrange. */
+/** What the engine has to arrange. */
 kvb_status kvb_worker_declarations(const kvb_worker *worker, kvb_declarations *out);
 
-/*
- Takes the cache memory that the layout describes into use. The worker keeps a copy of the
- layout.
-
- Every slot of every region must stay valid until kvb_worker_unregister_layout or
- kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
- the same pages; addresses and slot counts may differ.
-
- Blocks: while staging memory is set up.
- Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
- KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
- KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD.
+/**
+ * Takes the cache memory that the layout describes into use. The worker keeps a copy of the
+ * layout.
+ *
+ * Every slot of every region must stay valid until kvb_worker_unregister_layout or
+ * kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
+ * the same pages; addresses and slot counts may differ.
+ *
+ * Blocks: while staging memory is set up.
+ * Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
+ * KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
+ * KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD.
  */
 kvb_status kvb_worker_register_layout(kvb_worker *worker, const kvb_layout *layout);
 
-/*
- Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
-
- Blocks: until queued saves ended, at most save_timeout_ms.
- Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the
- layout stays registered.
+/**
+ * Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
+ *
+ * Blocks: until queued saves ended, at most save_timeout_ms.
+ * Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the
+ * layout stays registered.
  */
 kvb_status kvb_worker_unregister_layout(kvb_worker *worker);
 
-/*
- Counts how many of the leading blocks are stored in every layer group and shard. `hashes` are
- block hashes side by side, `size` is in bytes: 16 for each with the key scheme trtllm, 32 with
- kvb1. What the pool does not answer counts as missing.
-
- Blocks: for one existence question per chunk of blocks.
- Errors: KVB_INVALID_ARGUMENT, no whole hashes; KVB_BAD_STATE, no layout is registered;
- KVB_CLOSED.
+/**
+ * Counts how many of the leading blocks are stored in every layer group and shard. `hashes` are
+ * block hashes side by side, `size` is in bytes: 16 for each with the key scheme trtllm, 32 with
+ * kvb1. What the pool does not answer counts as missing.
+ *
+ * Blocks: for one existence question per chunk of blocks.
+ * Errors: KVB_INVALID_ARGUMENT, no whole hashes; KVB_BAD_STATE, no layout is registered;
+ * KVB_CLOSED.
  */
 kvb_status kvb_worker_lookup(const kvb_worker *worker,
                              const uint8_t *hashes,
                              size_t size,
                              size_t *out_blocks);
 
-/*
- Binds the metadata of the next pass in place of the bound one. Loads of that one that were
- never started are reported as failed; saves that were never queued count as not submitted. Its
- asynchronous loads are queued, once; they write into pages after `fence_or_null`. The metadata
- may be freed afterwards.
-
- What is wrong with the metadata, or keeps its asynchronous loads from being queued, is an error
- of the next kvb_worker_start_load or kvb_worker_get_finished; such loads count as failed.
- Blocks: no. Errors: KVB_INVALID_ARGUMENT or KVB_UNSUPPORTED, the fence; nothing is bound then.
+/**
+ * Binds the metadata of the next pass in place of the bound one. Loads of that one that were
+ * never started are reported as failed; saves that were never queued count as not submitted. Its
+ * asynchronous loads are queued, once; they write into pages after `fence_or_null`. The metadata
+ * may be freed afterwards.
+ *
+ * What is wrong with the metadata, or keeps its asynchronous loads from being queued, is an error
+ * of the next kvb_worker_start_load or kvb_worker_get_finished; such loads count as failed.
+ * Blocks: no. Errors: KVB_INVALID_ARGUMENT or KVB_UNSUPPORTED, the fence; nothing is bound then.
  */
 kvb_status kvb_worker_bind(kvb_worker *worker,
                            const kvb_metadata *metadata,
                            const kvb_fence *fence_or_null);
 
-/*
- Loads what the bound metadata restores. When this returns the pages are in the cache, before
- any work that is put on `stream` later. `stream` is a raw CUstream, ignored for host memory. A
- second call on one metadata starts nothing.
-
- Blocks: for the pool's reads.
- Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
- registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
- attention DP a lost page is no error: see kvb_worker_take_failed_loads.
+/**
+ * Loads what the bound metadata restores. When this returns the pages are in the cache, before
+ * any work that is put on `stream` later. `stream` is a raw CUstream, ignored for host memory. A
+ * second call on one metadata starts nothing.
+ *
+ * Blocks: for the pool's reads.
+ * Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
+ * registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
+ * attention DP a lost page is no error: see kvb_worker_take_failed_loads.
  */
 kvb_status kvb_worker_start_load(kvb_worker *worker, void *stream);
 
-/*
- Queues the saves of the bound metadata. They read the cache after everything that was put on
- `stream` before. The pass counts as run from here on, so call it only behind a forward pass
- that ran. A second call on one metadata queues nothing.
-
- Blocks: no.
- Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is
- registered; KVB_CLOSED; KVB_DEVICE_FAILED.
+/**
+ * Queues the saves of the bound metadata. They read the cache after everything that was put on
+ * `stream` before. The pass counts as run from here on, so call it only behind a forward pass
+ * that ran. A second call on one metadata queues nothing.
+ *
+ * Blocks: no.
+ * Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is
+ * registered; KVB_CLOSED; KVB_DEVICE_FAILED.
  */
 kvb_status kvb_worker_wait_for_save(kvb_worker *worker, void *stream);
 
-/*
- Reads and clears the requests that lost a page. The engine runs them again, without the tokens
- that it counted as restored: call kvb_scheduler_reset and match again. Always empty under
- tensor parallelism.
+/**
+ * Reads and clears the requests that lost a page. The engine runs them again, without the tokens
+ * that it counted as restored: call kvb_scheduler_reset and match again. Always empty under
+ * tensor parallelism.
  */
 kvb_status kvb_worker_take_failed_loads(kvb_worker *worker, kvb_ids *out_ids);
 
-/*
- Announces requests that ended, were cancelled or preempted, and reports every announced one
- whose transfers are done, each once: its pages are the engine's again as far as this rank goes.
- Announces requests that wait for an asynchronous load, and reports each once when its load
- ended: then, and when all ranks reported it, it may run. One that lost a page is in
- kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
- without ids. Of a request that was announced as finished no load is reported any more.
-
- Blocks: no. Errors: what kvb_worker_bind could not say, once; KVB_LOAD_FAILED or
- KVB_DEVICE_FAILED in every call from then on when a load thread failed: under tensor parallelism
- also when a page was lost. Announcements are taken in any case, and what was to be reported is
- kept.
+/**
+ * Announces requests that ended, were cancelled or preempted, and reports every announced one
+ * whose transfers are done, each once: its pages are the engine's again as far as this rank goes.
+ * Announces requests that wait for an asynchronous load, and reports each once when its load
+ * ended: then, and when all ranks reported it, it may run. One that lost a page is in
+ * kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
+ * without ids. Of a request that was announced as finished no load is reported any more.
+ *
+ * Blocks: no. Errors: what kvb_worker_bind could not say, once; KVB_LOAD_FAILED or
+ * KVB_DEVICE_FAILED in every call from then on when a load thread failed: under tensor parallelism
+ * also when a page was lost. Announcements are taken in any case, and what was to be reported is
+ * kept.
  */
 kvb_status kvb_worker_get_finished(kvb_worker *worker,
                                    const uint64_t *finished_ids,
@@ -953,127 +954,127 @@ kvb_status kvb_worker_get_finished(kvb_worker *worker,
                                    kvb_ids *out_saved,
                                    kvb_ids *out_loaded);
 
-/*
- Reads and clears the requests that kvb_worker_get_finished reported as loaded although a page
- was lost. The engine runs them again: call kvb_scheduler_reset and match again; the next offer
- ends before the block that failed. Always empty under tensor parallelism.
+/**
+ * Reads and clears the requests that kvb_worker_get_finished reported as loaded although a page
+ * was lost. The engine runs them again: call kvb_scheduler_reset and match again; the next offer
+ * ends before the block that failed. Always empty under tensor parallelism.
  */
 kvb_status kvb_worker_take_failed_async_loads(kvb_worker *worker, kvb_ids *out_ids);
 
-/* The worker's counters at this moment. Each is exact; together they may straddle an event. */
+/** The worker's counters at this moment. Each is exact; together they may straddle an event. */
 kvb_status kvb_worker_stats(const kvb_worker *worker, kvb_stats *out);
 
-/*
- Writes the counters in Prometheus' text format. The text grows with the numbers: leave some
- room.
-
- Errors: KVB_TOO_SMALL.
+/**
+ * Writes the counters in Prometheus' text format. The text grows with the numbers: leave some
+ * room.
+ *
+ * Errors: KVB_TOO_SMALL.
  */
 kvb_status kvb_worker_prometheus(const kvb_worker *worker,
                                  char *buffer,
                                  size_t capacity,
                                  size_t *out_needed);
 
-/*
- Ends the worker from any state: queued saves run until the deadline, later ones are dropped and
- counted, the thread is joined, the connection closed. When this returns KVB_OK nothing of the
- library touches the cache memory. Afterwards functions that move pages answer KVB_CLOSED;
- calling this again is fine.
-
- Blocks: up to `deadline_ms` milliseconds, and while the pool is closed.
- Errors: KVB_BUSY, a call of the pool is stuck; what it may use is kept for ever, and so must be
- the cache memory.
+/**
+ * Ends the worker from any state: queued saves run until the deadline, later ones are dropped and
+ * counted, the thread is joined, the connection closed. When this returns KVB_OK nothing of the
+ * library touches the cache memory. Afterwards functions that move pages answer KVB_CLOSED;
+ * calling this again is fine.
+ *
+ * Blocks: up to `deadline_ms` milliseconds, and while the pool is closed.
+ * Errors: KVB_BUSY, a call of the pool is stuck; what it may use is kept for ever, and so must be
+ * the cache memory.
  */
 kvb_status kvb_worker_shutdown(kvb_worker *worker, uint64_t deadline_ms);
 
-/*
- Frees a worker. One that was not shut down is so first, with a deadline of ten seconds. A
- scheduler made on it may be freed before or after, and offers nothing any more. NULL is fine.
-
- Blocks: as kvb_worker_shutdown.
+/**
+ * Frees a worker. One that was not shut down is so first, with a deadline of ten seconds. A
+ * scheduler made on it may be freed before or after, and offers nothing any more. NULL is fine.
+ *
+ * Blocks: as kvb_worker_shutdown.
  */
 void kvb_worker_free(kvb_worker *worker);
 
 /* ==== one leader's or owner's decisions ==== */
 
-/* kvb_scheduler_finished: it has its output. */
+/** kvb_scheduler_finished: it has its output. */
 #define KVB_FINISH_ENDED 0
 
-/* kvb_scheduler_finished: nobody wants it any more. */
+/** kvb_scheduler_finished: nobody wants it any more. */
 #define KVB_FINISH_CANCELLED 1
 
-/* kvb_scheduler_finished: its pages are needed, and it will run again. */
+/** kvb_scheduler_finished: its pages are needed, and it will run again. */
 #define KVB_FINISH_PREEMPTED 2
 
-/*
- The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
- the pool can supply of a prompt, which pages to load before a pass and which to publish after
- it.
-
- Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the
- worker's shared part, so that the two are freed in any order.
+/**
+ * The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
+ * the pool can supply of a prompt, which pages to load before a pass and which to publish after
+ * it.
+ *
+ * Threads: exclusive. Made by kvb_scheduler_new, freed by kvb_scheduler_free; it holds the
+ * worker's shared part, so that the two are freed in any order.
  */
 typedef struct kvb_scheduler kvb_scheduler;
 
-/* One request's part of a pass. Frozen, since it is an element of an array. */
+/** One request's part of a pass. Frozen, since it is an element of an array. */
 typedef struct kvb_step {
-  /* Id of the request. */
+  /** Id of the request. */
   uint64_t request_id;
-  /*
-   Tokens since the last report; the first report is the whole prompt, exactly as it was
-   matched.
+  /**
+   * Tokens since the last report; the first report is the whole prompt, exactly as it was
+   * matched.
    */
   kvb_tokens new_tokens;
-  /* Pages allocated since the last report. */
+  /** Pages allocated since the last report. */
   const kvb_group_pages *pages;
-  /* How many lists there are. */
+  /** How many lists there are. */
   size_t page_lists;
-  /*
-   Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
-   a generating request it is one less than the tokens it holds.
+  /**
+   * Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
+   * a generating request it is one less than the tokens it holds.
    */
   uint64_t computed_position;
-  /*
-   Tokens that this pass computes, after the budget trim; for a generating request 1 and the
-   drafts.
+  /**
+   * Tokens that this pass computes, after the budget trim; for a generating request 1 and the
+   * drafts.
    */
   uint64_t scheduled_tokens;
 } kvb_step;
 
-/* One pass: every request that is in the batch. */
+/** One pass: every request that is in the batch. */
 typedef struct kvb_pass {
-  /* sizeof(kvb_pass) */
+  /** sizeof(kvb_pass) */
   uint32_t struct_size;
-  /* One element per request. */
+  /** One element per request. */
   const kvb_step *steps;
-  /* How many there are. */
+  /** How many there are. */
   size_t step_count;
 } kvb_pass;
 
-/*
- Makes the scheduler beside a worker of the same process, made from the same configuration and
- engine. The worker's layout may be registered before or after; without one nothing is offered.
-
- Threads: any. Errors: KVB_CONTRADICTION, the worker was made from a configuration or engine
- that mean other pages; KVB_BAD_STATE, the worker has a scheduler; KVB_ENGINE_REFUSED.
+/**
+ * Makes the scheduler beside a worker of the same process, made from the same configuration and
+ * engine. The worker's layout may be registered before or after; without one nothing is offered.
+ *
+ * Threads: any. Errors: KVB_CONTRADICTION, the worker was made from a configuration or engine
+ * that mean other pages; KVB_BAD_STATE, the worker has a scheduler; KVB_ENGINE_REFUSED.
  */
 kvb_status kvb_scheduler_new(const kvb_config *config,
                              const kvb_engine *engine,
                              kvb_worker *worker,
                              kvb_scheduler **out);
 
-/*
- Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid
- in the cache already. The answer is in whole blocks, never the whole prompt, and 0 when the
- local match ends inside a block. May be called again before the request is allocated.
- `out_is_async` says that the load would run outside the passes; in this build it is always
- false.
-
- Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
- offered.
- Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key
- scheme cannot hash, an adapter that it cannot name, with a drafter a request that is not
- context-only; KVB_OUT_OF_RANGE.
+/**
+ * Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid
+ * in the cache already. The answer is in whole blocks, never the whole prompt, and 0 when the
+ * local match ends inside a block. May be called again before the request is allocated.
+ * `out_is_async` says that the load would run outside the passes; in this build it is always
+ * false.
+ *
+ * Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
+ * offered.
+ * Errors: KVB_INVALID_ARGUMENT, more local tokens than the prompt has, a token that the key
+ * scheme cannot hash, an adapter that it cannot name, with a drafter a request that is not
+ * context-only; KVB_OUT_OF_RANGE.
  */
 kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
                                const kvb_request *request,
@@ -1081,16 +1082,16 @@ kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
                                uint64_t *out_tokens,
                                bool *out_is_async);
 
-/*
- Reports that a request has its pages, and how many of the offered tokens the engine honours,
- counted from the offer's head. `pages` has at most one list per layer group. A request that
- is not known is skipped.
-
- Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
- KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
- KVB_OUT_OF_RANGE, an index that is no page; KVB_BAD_STATE, tokens are honoured while no layout is
- registered or the request already runs. Without a layout, pages make the request sit out until
- it is reset.
+/**
+ * Reports that a request has its pages, and how many of the offered tokens the engine honours,
+ * counted from the offer's head. `pages` has at most one list per layer group. A request that
+ * is not known is skipped.
+ *
+ * Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
+ * KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
+ * KVB_OUT_OF_RANGE, an index that is no page; KVB_BAD_STATE, tokens are honoured while no layout is
+ * registered or the request already runs. Without a layout, pages make the request sit out until
+ * it is reset.
  */
 kvb_status kvb_scheduler_allocated(kvb_scheduler *scheduler,
                                    uint64_t request_id,
@@ -1098,73 +1099,73 @@ kvb_status kvb_scheduler_allocated(kvb_scheduler *scheduler,
                                    const kvb_group_pages *pages,
                                    size_t page_lists);
 
-/*
- Gives back a part of an offer that was not consumed: the tokens from `from_token` up to
- `to_token`, absolute in the prompt, at the offer's head or tail. A request that is not known is
- skipped.
-
- Errors: KVB_INVALID_ARGUMENT, a hole in the middle or no whole blocks; KVB_BAD_STATE, the load
- was consumed.
+/**
+ * Gives back a part of an offer that was not consumed: the tokens from `from_token` up to
+ * `to_token`, absolute in the prompt, at the offer's head or tail. A request that is not known is
+ * skipped.
+ *
+ * Errors: KVB_INVALID_ARGUMENT, a hole in the middle or no whole blocks; KVB_BAD_STATE, the load
+ * was consumed.
  */
 kvb_status kvb_scheduler_cancel_load(kvb_scheduler *scheduler,
                                      uint64_t request_id,
                                      uint64_t from_token,
                                      uint64_t to_token);
 
-/*
- Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
- contradicts what is known makes it fail with nothing changed. Steps about requests that never
- matched are skipped.
-
- The metadata is the caller's, to be freed with kvb_metadata_free.
- Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
- not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
- scheme cannot hash; KVB_OUT_OF_RANGE; KVB_BAD_STATE, pages are to be loaded and the layout is
- gone: reset the request.
+/**
+ * Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
+ * contradicts what is known makes it fail with nothing changed. Steps about requests that never
+ * matched are skipped.
+ *
+ * The metadata is the caller's, to be freed with kvb_metadata_free.
+ * Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
+ * not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
+ * scheme cannot hash; KVB_OUT_OF_RANGE; KVB_BAD_STATE, pages are to be loaded and the layout is
+ * gone: reset the request.
  */
 kvb_status kvb_scheduler_build(kvb_scheduler *scheduler,
                                const kvb_pass *pass,
                                kvb_metadata **out);
 
-/*
- Reports that a request ended, was cancelled or preempted; `reason` is one of KVB_FINISH_*. When
- `out_pinned` is true its pages must stay as they are until every rank reported the id through
- kvb_worker_get_finished. A request that is not known is answered with false.
-
- Errors: KVB_INVALID_ARGUMENT.
+/**
+ * Reports that a request ended, was cancelled or preempted; `reason` is one of KVB_FINISH_*. When
+ * `out_pinned` is true its pages must stay as they are until every rank reported the id through
+ * kvb_worker_get_finished. A request that is not known is answered with false.
+ *
+ * Errors: KVB_INVALID_ARGUMENT.
  */
 kvb_status kvb_scheduler_finished(kvb_scheduler *scheduler,
                                   uint64_t request_id,
                                   int32_t reason,
                                   bool *out_pinned);
 
-/*
- Reports that a request's allocation was released and that it will run again: all that is tied
- to the allocation is forgotten. A request that is not known is no error.
+/**
+ * Reports that a request's allocation was released and that it will run again: all that is tied
+ * to the allocation is forgotten. A request that is not known is no error.
  */
 kvb_status kvb_scheduler_reset(kvb_scheduler *scheduler, uint64_t request_id);
 
-/* Frees a scheduler; its worker may have another one afterwards. NULL is fine. */
+/** Frees a scheduler; its worker may have another one afterwards. NULL is fine. */
 void kvb_scheduler_free(kvb_scheduler *scheduler);
 
 /* ==== keys: so that tools and other languages can name pages ==== */
 
-/* kvb_keys_hash_blocks: the library's own scheme, 32-byte hashes. */
+/** kvb_keys_hash_blocks: the library's own scheme, 32-byte hashes. */
 #define KVB_SCHEME_KVB1 0
 
-/* kvb_keys_hash_blocks: the scheme of TensorRT-LLM's Python connector, 16-byte hashes. */
+/** kvb_keys_hash_blocks: the scheme of TensorRT-LLM's Python connector, 16-byte hashes. */
 #define KVB_SCHEME_TRTLLM 1
 
-/* kvb_keys_page_key: the replicated page instead of a rank's. */
+/** kvb_keys_page_key: the replicated page instead of a rank's. */
 #define KVB_SHARD_REPLICATED -1
 
-/*
- Writes the hashes of all whole blocks of the request's prompt, side by side. `scheme` is one of
- KVB_SCHEME_*; `lookahead` is 0 without a drafter, else kvb_declarations.prompt_lookahead. Of
- the request only prompt, salt, adapter and media count.
-
- Threads: any. Errors: KVB_TOO_SMALL; KVB_INVALID_ARGUMENT, a token that the scheme cannot hash,
- an adapter that it cannot name, tokens_per_block 0.
+/**
+ * Writes the hashes of all whole blocks of the request's prompt, side by side. `scheme` is one of
+ * KVB_SCHEME_*; `lookahead` is 0 without a drafter, else kvb_declarations.prompt_lookahead. Of
+ * the request only prompt, salt, adapter and media count.
+ *
+ * Threads: any. Errors: KVB_TOO_SMALL; KVB_INVALID_ARGUMENT, a token that the scheme cannot hash,
+ * an adapter that it cannot name, tokens_per_block 0.
  */
 kvb_status kvb_keys_hash_blocks(int32_t scheme,
                                 const kvb_request *request,
@@ -1174,16 +1175,16 @@ kvb_status kvb_keys_hash_blocks(int32_t scheme,
                                 size_t capacity,
                                 size_t *out_needed);
 
-/*
- Writes the pool's key of one page. The names come from `config`, the shape from a group of
- `layout`, block size and number of ranks from `engine`. `rank` names the shard,
- KVB_SHARD_REPLICATED the group's replicated page; under attention DP every owner's pages are
- rank 0's. `hash` is one block hash of the configured scheme.
-
- Threads: any; the layout must not change meanwhile.
- Errors: KVB_TOO_SMALL; KVB_OUT_OF_RANGE, no such group or rank; KVB_INVALID_ARGUMENT, the group
- has no such page or the hash has another length; KVB_CONFIG_INVALID, the names make the key too
- long; KVB_ENGINE_REFUSED.
+/**
+ * Writes the pool's key of one page. The names come from `config`, the shape from a group of
+ * `layout`, block size and number of ranks from `engine`. `rank` names the shard,
+ * KVB_SHARD_REPLICATED the group's replicated page; under attention DP every owner's pages are
+ * rank 0's. `hash` is one block hash of the configured scheme.
+ *
+ * Threads: any; the layout must not change meanwhile.
+ * Errors: KVB_TOO_SMALL; KVB_OUT_OF_RANGE, no such group or rank; KVB_INVALID_ARGUMENT, the group
+ * has no such page or the hash has another length; KVB_CONFIG_INVALID, the names make the key too
+ * long; KVB_ENGINE_REFUSED.
  */
 kvb_status kvb_keys_page_key(const kvb_config *config,
                              const kvb_engine *engine,
@@ -1198,107 +1199,107 @@ kvb_status kvb_keys_page_key(const kvb_config *config,
 
 /* ==== for hosts that load the library at run time ==== */
 
-/*
- All functions of the library. The order is for good: later versions append. A field lies within
- the table when its end is within struct_size.
+/**
+ * All functions of the library. The order is for good: later versions append. A field lies within
+ * the table when its end is within struct_size.
  */
 typedef struct kvb_api {
-  /* Bytes that this library's table has. */
+  /** Bytes that this library's table has. */
   uint32_t struct_size;
-  /* KVB_ABI_VERSION of the library. */
+  /** KVB_ABI_VERSION of the library. */
   uint32_t abi_version;
-  /* kvb_version */
+  /** kvb_version */
   const char *(*version)(void);
-  /* kvb_abi_version */
+  /** kvb_abi_version */
   uint32_t (*get_abi_version)(void);
-  /* kvb_last_error */
+  /** kvb_last_error */
   kvb_status (*last_error)(char *buffer, size_t capacity, size_t *out_needed);
-  /* kvb_set_log */
+  /** kvb_set_log */
   kvb_status (*set_log)(kvb_log_callback callback_or_null, void *context, int32_t max_level);
-  /* kvb_config_from_file */
+  /** kvb_config_from_file */
   kvb_status (*config_from_file)(const char *path_or_null, size_t path_size, kvb_config **out);
-  /* kvb_config_from_json */
+  /** kvb_config_from_json */
   kvb_status (*config_from_json)(const uint8_t *json, size_t size, kvb_config **out);
-  /* kvb_config_render */
+  /** kvb_config_render */
   kvb_status (*config_render)(const kvb_config *config,
                               char *buffer,
                               size_t capacity,
                               size_t *out_needed);
-  /* kvb_config_free */
+  /** kvb_config_free */
   void (*config_free)(kvb_config *config);
-  /* kvb_layout_new */
+  /** kvb_layout_new */
   kvb_status (*layout_new)(uint64_t mapping_bytes, kvb_layout **out);
-  /* kvb_layout_add_group */
+  /** kvb_layout_add_group */
   kvb_status (*layout_add_group)(kvb_layout *layout, const kvb_group *group);
-  /* kvb_layout_add_region */
+  /** kvb_layout_add_region */
   kvb_status (*layout_add_region)(kvb_layout *layout, uint32_t group_id, const kvb_region *region);
-  /* kvb_layout_add_replicated_region */
+  /** kvb_layout_add_replicated_region */
   kvb_status (*layout_add_replicated_region)(kvb_layout *layout,
                                              uint32_t group_id,
                                              const kvb_region *region);
-  /* kvb_layout_add_pool */
+  /** kvb_layout_add_pool */
   kvb_status (*layout_add_pool)(kvb_layout *layout, uint32_t group_id, const kvb_pool *pool);
-  /* kvb_layout_free */
+  /** kvb_layout_free */
   void (*layout_free)(kvb_layout *layout);
-  /* kvb_store_open */
+  /** kvb_store_open */
   kvb_status (*store_open)(const kvb_config *config,
                            const kvb_engine *engine,
                            const kvb_store_table *table_or_null,
                            kvb_store **out);
-  /* kvb_store_exist */
+  /** kvb_store_exist */
   kvb_status (*store_exist)(const kvb_store *store,
                             const kvb_bytes *keys,
                             size_t count,
                             int32_t *out_presence);
-  /* kvb_store_put */
+  /** kvb_store_put */
   kvb_status (*store_put)(const kvb_store *store,
                           const kvb_bytes *keys,
                           const kvb_piece *values,
                           size_t count,
                           int32_t *out_outcomes);
-  /* kvb_store_get */
+  /** kvb_store_get */
   kvb_status (*store_get)(const kvb_store *store,
                           const kvb_bytes *keys,
                           const kvb_piece *buffers,
                           size_t count,
                           int32_t *out_outcomes,
                           uint64_t *out_sizes);
-  /* kvb_store_remove */
+  /** kvb_store_remove */
   kvb_status (*store_remove)(const kvb_store *store,
                              const kvb_bytes *keys,
                              size_t count,
                              int32_t *out_outcomes);
-  /* kvb_store_stats */
+  /** kvb_store_stats */
   kvb_status (*store_stats)(const kvb_store *store, kvb_pool_stats *out);
-  /* kvb_store_free */
+  /** kvb_store_free */
   void (*store_free)(kvb_store *store);
-  /* kvb_worker_new */
+  /** kvb_worker_new */
   kvb_status (*worker_new)(const kvb_config *config,
                            const kvb_engine *engine,
                            kvb_store *store_or_null,
                            kvb_worker **out);
-  /* kvb_worker_declarations */
+  /** kvb_worker_declarations */
   kvb_status (*worker_declarations)(const kvb_worker *worker, kvb_declarations *out);
-  /* kvb_worker_register_layout */
+  /** kvb_worker_register_layout */
   kvb_status (*worker_register_layout)(kvb_worker *worker, const kvb_layout *layout);
-  /* kvb_worker_unregister_layout */
+  /** kvb_worker_unregister_layout */
   kvb_status (*worker_unregister_layout)(kvb_worker *worker);
-  /* kvb_worker_lookup */
+  /** kvb_worker_lookup */
   kvb_status (*worker_lookup)(const kvb_worker *worker,
                               const uint8_t *hashes,
                               size_t size,
                               size_t *out_blocks);
-  /* kvb_worker_bind */
+  /** kvb_worker_bind */
   kvb_status (*worker_bind)(kvb_worker *worker,
                             const kvb_metadata *metadata,
                             const kvb_fence *fence_or_null);
-  /* kvb_worker_start_load */
+  /** kvb_worker_start_load */
   kvb_status (*worker_start_load)(kvb_worker *worker, void *stream);
-  /* kvb_worker_wait_for_save */
+  /** kvb_worker_wait_for_save */
   kvb_status (*worker_wait_for_save)(kvb_worker *worker, void *stream);
-  /* kvb_worker_take_failed_loads */
+  /** kvb_worker_take_failed_loads */
   kvb_status (*worker_take_failed_loads)(kvb_worker *worker, kvb_ids *out_ids);
-  /* kvb_worker_get_finished */
+  /** kvb_worker_get_finished */
   kvb_status (*worker_get_finished)(kvb_worker *worker,
                                     const uint64_t *finished_ids,
                                     size_t finished_count,
@@ -1306,64 +1307,64 @@ typedef struct kvb_api {
                                     size_t loading_count,
                                     kvb_ids *out_saved,
                                     kvb_ids *out_loaded);
-  /* kvb_worker_take_failed_async_loads */
+  /** kvb_worker_take_failed_async_loads */
   kvb_status (*worker_take_failed_async_loads)(kvb_worker *worker, kvb_ids *out_ids);
-  /* kvb_worker_stats */
+  /** kvb_worker_stats */
   kvb_status (*worker_stats)(const kvb_worker *worker, kvb_stats *out);
-  /* kvb_worker_prometheus */
+  /** kvb_worker_prometheus */
   kvb_status (*worker_prometheus)(const kvb_worker *worker,
                                   char *buffer,
                                   size_t capacity,
                                   size_t *out_needed);
-  /* kvb_worker_shutdown */
+  /** kvb_worker_shutdown */
   kvb_status (*worker_shutdown)(kvb_worker *worker, uint64_t deadline_ms);
-  /* kvb_worker_free */
+  /** kvb_worker_free */
   void (*worker_free)(kvb_worker *worker);
-  /* kvb_scheduler_new */
+  /** kvb_scheduler_new */
   kvb_status (*scheduler_new)(const kvb_config *config,
                               const kvb_engine *engine,
                               kvb_worker *worker,
                               kvb_scheduler **out);
-  /* kvb_scheduler_match */
+  /** kvb_scheduler_match */
   kvb_status (*scheduler_match)(kvb_scheduler *scheduler,
                                 const kvb_request *request,
                                 uint64_t local_tokens,
                                 uint64_t *out_tokens,
                                 bool *out_is_async);
-  /* kvb_scheduler_allocated */
+  /** kvb_scheduler_allocated */
   kvb_status (*scheduler_allocated)(kvb_scheduler *scheduler,
                                     uint64_t request_id,
                                     uint64_t honoured_tokens,
                                     const kvb_group_pages *pages,
                                     size_t page_lists);
-  /* kvb_scheduler_cancel_load */
+  /** kvb_scheduler_cancel_load */
   kvb_status (*scheduler_cancel_load)(kvb_scheduler *scheduler,
                                       uint64_t request_id,
                                       uint64_t from_token,
                                       uint64_t to_token);
-  /* kvb_scheduler_build */
+  /** kvb_scheduler_build */
   kvb_status (*scheduler_build)(kvb_scheduler *scheduler, const kvb_pass *pass, kvb_metadata **out);
-  /* kvb_scheduler_finished */
+  /** kvb_scheduler_finished */
   kvb_status (*scheduler_finished)(kvb_scheduler *scheduler,
                                    uint64_t request_id,
                                    int32_t reason,
                                    bool *out_pinned);
-  /* kvb_scheduler_reset */
+  /** kvb_scheduler_reset */
   kvb_status (*scheduler_reset)(kvb_scheduler *scheduler, uint64_t request_id);
-  /* kvb_scheduler_free */
+  /** kvb_scheduler_free */
   void (*scheduler_free)(kvb_scheduler *scheduler);
-  /* kvb_metadata_encode */
+  /** kvb_metadata_encode */
   kvb_status (*metadata_encode)(const kvb_metadata *metadata,
                                 uint8_t *buffer,
                                 size_t capacity,
                                 size_t *out_needed);
-  /* kvb_metadata_decode */
+  /** kvb_metadata_decode */
   kvb_status (*metadata_decode)(const uint8_t *bytes, size_t size, kvb_metadata **out);
-  /* kvb_metadata_summary */
+  /** kvb_metadata_summary */
   kvb_status (*metadata_summary)(const kvb_metadata *metadata, kvb_summary *out);
-  /* kvb_metadata_free */
+  /** kvb_metadata_free */
   void (*metadata_free)(kvb_metadata *metadata);
-  /* kvb_keys_hash_blocks */
+  /** kvb_keys_hash_blocks */
   kvb_status (*keys_hash_blocks)(int32_t scheme,
                                  const kvb_request *request,
                                  uint32_t tokens_per_block,
@@ -1371,7 +1372,7 @@ typedef struct kvb_api {
                                  uint8_t *buffer,
                                  size_t capacity,
                                  size_t *out_needed);
-  /* kvb_keys_page_key */
+  /** kvb_keys_page_key */
   kvb_status (*keys_page_key)(const kvb_config *config,
                               const kvb_engine *engine,
                               const kvb_layout *layout,
@@ -1384,13 +1385,13 @@ typedef struct kvb_api {
                               size_t *out_needed);
 } kvb_api;
 
-/*
- The table of all functions, for hosts that load the library with dlopen: look this symbol up
- and pass the KVB_ABI_VERSION that the host was built with. The table lives as long as the
- process, also after dlclose, since the library stays mapped.
-
- Threads: any. Answers NULL when the library does not speak that version; the reason is the text
- of kvb_last_error, which is a symbol too.
+/**
+ * The table of all functions, for hosts that load the library with dlopen: look this symbol up
+ * and pass the KVB_ABI_VERSION that the host was built with. The table lives as long as the
+ * process, also after dlclose, since the library stays mapped.
+ *
+ * Threads: any. Answers NULL when the library does not speak that version; the reason is the text
+ * of kvb_last_error, which is a symbol too.
  */
 const kvb_api *kvb_plugin_entry(uint32_t abi_version);
 

@@ -49,6 +49,42 @@ check_headers() {
   done
 }
 
+# ---- the manual ----
+
+# doxygen_with HEADER SED: doxygen over copies of the headers, of which one was changed.
+doxygen_with() {
+  local work=build/doxygen-planted
+  rm -rf "$work"
+  mkdir -p "$work"
+  cp -r include "$work"
+  sed -i "$2" "$work/include/kvbridge/$1"
+  if cmp -s "$work/include/kvbridge/$1" "include/kvbridge/$1"; then
+    echo "$1 is as it was"
+    return 0
+  fi
+  {
+    cat docs/Doxyfile
+    echo "INPUT = $work/include/kvbridge"
+    echo "STRIP_FROM_INC_PATH = $work/include"
+    echo "USE_MDFILE_AS_MAINPAGE ="
+    echo "OUTPUT_DIRECTORY = $work"
+  } | doxygen -
+}
+
+check_doxygen() {
+  must "headers and documents" doxygen docs/Doxyfile
+  must_find "a field without a comment" "Member tokens_per_block" \
+    doxygen_with kvbridge.h '/Tokens per block; at least 1/d'
+  must_find "a constant without a comment" "Member KVB_PANIC" \
+    doxygen_with kvbridge.h '/A defect of the library, caught/d'
+  must_find "a method without a comment" "Member release()" \
+    doxygen_with kvbridge.hpp '/Gives the handle up/d'
+  must_find "a reference to nothing" kvb_nothing \
+    doxygen_with kvbridge.h 's/Frees a metadata/& as #kvb_nothing/'
+  must_find "a parameter that is none" "argument 'nothing'" \
+    doxygen_with kvbridge.h 's/Frees a metadata/@param nothing \0/'
+}
+
 # ---- sanitizers ----
 
 # build_sanitized BUILD LIBRARY: the C++ side alone; the library is the one that was built already.

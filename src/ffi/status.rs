@@ -15,7 +15,7 @@ pub const KVB_INVALID_ARGUMENT: kvb_status = 1;
 pub const KVB_NULL_POINTER: kvb_status = 2;
 /// A buffer is too small. The size needed was written, nothing else, and nothing was consumed.
 pub const KVB_TOO_SMALL: kvb_status = 3;
-/// A number lies outside what the object it refers to has (a page index, a group id, a position).
+/// A number lies outside what its object has (a page index, a group id, a position).
 pub const KVB_OUT_OF_RANGE: kvb_status = 4;
 /// The feature is specified, but this build does not have it.
 pub const KVB_UNSUPPORTED: kvb_status = 5;

@@ -57,7 +57,7 @@ impl Header {
                 return header;
             } else if let Some(comment) = rest.strip_prefix("/*") {
                 let (inside, after) = comment.split_once("*/").unwrap();
-                (doc, rest) = (spaced(inside), after);
+                (doc, rest) = (prose(inside), after);
             } else if rest.starts_with('#') {
                 let (line, after) = rest.split_once('\n').unwrap_or((rest, ""));
                 let words: Vec<_> = line.split(' ').collect();
@@ -139,7 +139,7 @@ impl Header {
             }
             if let Some(comment) = rest.strip_prefix("/*") {
                 let (inside, after) = comment.split_once("*/").unwrap();
-                (doc, rest) = (spaced(inside), after);
+                (doc, rest) = (prose(inside), after);
                 continue;
             }
             let (text, after) = rest.split_once(';').unwrap();
@@ -235,6 +235,14 @@ pub fn enumeration(doc: &str) -> Option<&str> {
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
         .filter(|word| !word.is_empty())
+}
+
+/// What a comment says, without the stars at the beginnings of its lines.
+fn prose(inside: &str) -> String {
+    let lines = inside
+        .lines()
+        .map(|line| line.trim_start().trim_start_matches('*'));
+    spaced(&lines.collect::<Vec<_>>().join(" "))
 }
 
 fn spaced(text: &str) -> String {

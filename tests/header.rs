@@ -18,6 +18,7 @@ const PARTS: &[(&str, &str)] = &[
         "a pool by itself: for tools and tests, engines need only the worker",
     ),
     ("metadata", "one pass's transfers"),
+    ("fence", "what asynchronous loads wait for"),
     ("worker", "one rank's mover"),
     ("scheduler", "one leader's or owner's decisions"),
     (

@@ -753,6 +753,40 @@ kvb_status kvb_metadata_summary(const kvb_metadata *metadata, kvb_summary *out);
 /** Frees a metadata. NULL is fine. */
 void kvb_metadata_free(kvb_metadata *metadata);
 
+/* ==== what asynchronous loads wait for ==== */
+
+/** kvb_fence.kind: nothing to wait for. */
+#define KVB_FENCE_NONE 0
+
+/** kvb_fence.kind: `event` is a CUevent. */
+#define KVB_FENCE_CUDA_EVENT 1
+
+/** kvb_fence.kind: `wait` is called. */
+#define KVB_FENCE_CALLBACK 2
+
+/**
+ * Returns when the pages may be written. It is called once per kvb_worker_bind at most, on a load
+ * thread of the library, also after that call returned; other loads of the same metadata wait
+ * for it. It must not throw, and must not call the library. `context` must stay valid until it
+ * was called, or until kvb_worker_unregister_layout or kvb_worker_shutdown returned KVB_OK.
+ */
+typedef void (*kvb_fence_wait)(void *context);
+
+/**
+ * What the asynchronous loads of a metadata wait for before they write into pages: copies of the
+ * engine's own that may still write to them or read from them. Synchronous loads do not wait for it.
+ */
+typedef struct kvb_fence {
+  /** KVB_FENCE_*; the fields of other kinds are ignored. */
+  int32_t kind;
+  /** The event to wait for. It needs CUDA, which this build lacks: KVB_UNSUPPORTED. */
+  uint64_t event;
+  /** The function to call. */
+  kvb_fence_wait wait;
+  /** What it is called with. */
+  void *context;
+} kvb_fence;
+
 /* ==== one rank's mover ==== */
 
 /**

@@ -201,10 +201,6 @@ fn d3_drafters_are_allowed_by_list() {
 fn what_this_build_lacks_is_refused() {
     let refused =
         |engine: Engine, more: &str| engine.terms(&config("both", more)).unwrap_err().kind();
-    assert_eq!(
-        refused(engine(), r#", "async_load": true"#),
-        Kind::Unsupported
-    );
     let direct = r#", "stage_through_host": false, "kvbridge": {"page_format": "raw"}"#;
     assert_eq!(refused(engine(), direct), Kind::Unsupported);
     let cuda = Engine {

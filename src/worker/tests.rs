@@ -252,10 +252,8 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
         assert_eq!(worker.handle().saves_in_flight(), 0);
         assert_eq!(worker.handle().stats().store_calls, 0);
     }
-    assert_eq!(
-        worker.get_finished(&[], &[3]).unwrap_err().kind(),
-        Kind::Unsupported
-    );
+    // Announcements of loads that nobody began are kept, and harm nothing.
+    assert!(worker.get_finished(&[], &[3]).unwrap().loaded.is_empty());
 }
 
 #[test]

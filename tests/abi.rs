@@ -7,7 +7,7 @@ use kvbridge::ffi::metadata::kvb_summary;
 use kvbridge::ffi::plain::{
     kvb_bytes, kvb_engine, kvb_group_pages, kvb_ids, kvb_request, kvb_tokens,
 };
-use kvbridge::ffi::scheduler::{kvb_pass, kvb_step};
+use kvbridge::ffi::scheduler::{kvb_accepted, kvb_pass, kvb_step};
 use kvbridge::ffi::store::{kvb_piece, kvb_pool_stats, kvb_store_table};
 use kvbridge::ffi::worker::{kvb_declarations, kvb_stats};
 use std::fmt::Write;
@@ -69,7 +69,8 @@ fn structs_are_laid_out_as_released() {
         kvb_step {
             request_id new_tokens pages page_lists computed_position scheduled_tokens
         }
-        kvb_pass { struct_size steps step_count }
+        kvb_pass { struct_size steps step_count accepted accepted_count }
+        kvb_accepted { reservation_id request_id pages page_lists }
         kvb_summary {
             struct_size pass load_requests load_blocks save_requests save_blocks parked_requests
             parked_blocks

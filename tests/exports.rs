@@ -61,6 +61,8 @@ const TABLE: &[&str] = &[
     "kvb_metadata_free",
     "kvb_keys_hash_blocks",
     "kvb_keys_page_key",
+    "kvb_scheduler_reserve",
+    "kvb_scheduler_release_reservation",
 ];
 const ENTRY: &str = "kvb_plugin_entry";
 

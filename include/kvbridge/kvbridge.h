@@ -1075,6 +1075,21 @@ typedef struct kvb_step {
   uint64_t scheduled_tokens;
 } kvb_step;
 
+/**
+ * A reservation that the engine accepts: what it still holds is loaded. Frozen, since it is an
+ * element of an array.
+ */
+typedef struct kvb_accepted {
+  /** The reservation, as given to kvb_scheduler_reserve. */
+  uint64_t reservation_id;
+  /** The request it was made for. */
+  uint64_t request_id;
+  /** The request's pages so far. */
+  const kvb_group_pages *pages;
+  /** How many lists there are. */
+  size_t page_lists;
+} kvb_accepted;
+
 /** One pass: every request that is in the batch. */
 typedef struct kvb_pass {
   /** sizeof(kvb_pass) */
@@ -1083,6 +1098,10 @@ typedef struct kvb_pass {
   const kvb_step *steps;
   /** How many there are. */
   size_t step_count;
+  /** One element per reservation that is accepted; none for engines that match and allocate. */
+  const kvb_accepted *accepted;
+  /** How many there are. */
+  size_t accepted_count;
 } kvb_pass;
 
 /**
@@ -1101,8 +1120,9 @@ kvb_status kvb_scheduler_new(const kvb_config *config,
  * Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid
  * in the cache already. The answer is in whole blocks, never the whole prompt, and 0 when the
  * local match ends inside a block. May be called again before the request is allocated.
- * `out_is_async` says that the load would run outside the passes; in this build it is always
- * false.
+ * `out_is_async` says that the load runs outside the passes: once the request is allocated,
+ * also with none of the tokens honoured, it waits outside the batch until every rank reported it
+ * as loaded. It is false when nothing is offered.
  *
  * Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
  * offered.
@@ -1147,6 +1167,38 @@ kvb_status kvb_scheduler_cancel_load(kvb_scheduler *scheduler,
                                      uint64_t to_token);
 
 /**
+ * Asks like kvb_scheduler_match, and holds the answer under an id that the engine chooses: the
+ * other protocol for what kvb_scheduler_allocated and kvb_scheduler_cancel_load do. What is
+ * not needed is given back with kvb_scheduler_release_reservation; an element of
+ * kvb_pass.accepted turns the rest into a load. An asynchronous one is announced to and reported
+ * by kvb_worker_get_finished with `reservation_id` instead of the request's id. Ids are fresh per
+ * allocation. Asked again with the same id, the answer is what the reservation still holds behind
+ * `local_tokens`; another id for the same request takes the place of the earlier one.
+ *
+ * Blocks: as kvb_scheduler_match.
+ * Errors: those of kvb_scheduler_match; KVB_INVALID_ARGUMENT, another request holds an offer under
+ * this id.
+ */
+kvb_status kvb_scheduler_reserve(kvb_scheduler *scheduler,
+                                 const kvb_request *request,
+                                 uint64_t local_tokens,
+                                 uint64_t reservation_id,
+                                 uint64_t *out_tokens,
+                                 bool *out_is_async);
+
+/**
+ * Gives back the prompt tokens from `from_token` up to `to_token` of what a reservation holds: at
+ * its head or its tail, in whole blocks. What it does not hold (any more) is ignored, and so are
+ * ids that hold nothing: unknown ones, and those of loads that travelled.
+ *
+ * Errors: KVB_INVALID_ARGUMENT, a hole in the middle or parts of blocks.
+ */
+kvb_status kvb_scheduler_release_reservation(kvb_scheduler *scheduler,
+                                             uint64_t reservation_id,
+                                             uint64_t from_token,
+                                             uint64_t to_token);
+
+/**
  * Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
  * contradicts what is known makes it fail with nothing changed. Steps about requests that never
  * matched are skipped.
@@ -1155,7 +1207,7 @@ kvb_status kvb_scheduler_cancel_load(kvb_scheduler *scheduler,
  * Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
  * not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
  * scheme cannot hash; KVB_OUT_OF_RANGE; KVB_BAD_STATE, pages are to be loaded and the layout is
- * gone: reset the request.
+ * gone: reset the request. For an acceptance, the errors of kvb_scheduler_allocated.
  */
 kvb_status kvb_scheduler_build(kvb_scheduler *scheduler,
                                const kvb_pass *pass,
@@ -1417,6 +1469,18 @@ typedef struct kvb_api {
                               char *buffer,
                               size_t capacity,
                               size_t *out_needed);
+  /** kvb_scheduler_reserve */
+  kvb_status (*scheduler_reserve)(kvb_scheduler *scheduler,
+                                  const kvb_request *request,
+                                  uint64_t local_tokens,
+                                  uint64_t reservation_id,
+                                  uint64_t *out_tokens,
+                                  bool *out_is_async);
+  /** kvb_scheduler_release_reservation */
+  kvb_status (*scheduler_release_reservation)(kvb_scheduler *scheduler,
+                                              uint64_t reservation_id,
+                                              uint64_t from_token,
+                                              uint64_t to_token);
 } kvb_api;
 
 /**

@@ -505,7 +505,7 @@ class Scheduler : public detail::Owner<kvb_scheduler, kvb_scheduler_free> {
   /** What the pool can supply. */
   struct Offer {
     uint64_t tokens = 0;   /**< Tokens behind the local match, in whole blocks. */
-    bool is_async = false; /**< The load would run outside the passes. */
+    bool is_async = false; /**< The request will wait outside the batch for its load. */
   };
   /** What the pool can supply beyond `local_tokens`, see kvb_scheduler_match. */
   Offer match(const kvb_request& request, uint64_t local_tokens) {
@@ -522,10 +522,25 @@ class Scheduler : public detail::Owner<kvb_scheduler, kvb_scheduler_free> {
   void cancel_load(uint64_t request_id, uint64_t from_token, uint64_t to_token) {
     check(kvb_scheduler_cancel_load(get(), request_id, from_token, to_token));
   }
+  /** match() for engines that reserve, see kvb_scheduler_reserve. */
+  Offer reserve(const kvb_request& request, uint64_t local_tokens, uint64_t reservation_id) {
+    Offer offer;
+    check(kvb_scheduler_reserve(get(), &request, local_tokens, reservation_id, &offer.tokens,
+                                &offer.is_async));
+    return offer;
+  }
+  /** Gives back a part of what a reservation holds, see kvb_scheduler_release_reservation. */
+  void release_reservation(uint64_t reservation_id, uint64_t from_token, uint64_t to_token) {
+    check(kvb_scheduler_release_reservation(get(), reservation_id, from_token, to_token));
+  }
   /** The metadata of the next pass, see kvb_scheduler_build. */
-  Metadata build(const std::vector<kvb_step>& steps) {
+  Metadata build(const std::vector<kvb_step>& steps,
+                 const std::vector<kvb_accepted>& accepted = {}) {
+    kvb_pass described = pass(steps.data(), steps.size());
+    described.accepted = accepted.data();
+    described.accepted_count = accepted.size();
     Metadata metadata;
-    check(try_build(pass(steps.data(), steps.size()), &metadata));
+    check(try_build(described, &metadata));
     return metadata;
   }
   /** Reports that a request left; `reason` is KVB_FINISH_*. Whether its pages must stay pinned. */

@@ -282,6 +282,22 @@ pub struct kvb_api {
         capacity: usize,
         out_needed: *mut usize,
     ) -> kvb_status,
+    /// kvb_scheduler_reserve
+    pub scheduler_reserve: unsafe extern "C" fn(
+        scheduler: *mut kvb_scheduler,
+        request: *const kvb_request,
+        local_tokens: u64,
+        reservation_id: u64,
+        out_tokens: *mut u64,
+        out_is_async: *mut bool,
+    ) -> kvb_status,
+    /// kvb_scheduler_release_reservation
+    pub scheduler_release_reservation: unsafe extern "C" fn(
+        scheduler: *mut kvb_scheduler,
+        reservation_id: u64,
+        from_token: u64,
+        to_token: u64,
+    ) -> kvb_status,
 }
 
 static API: kvb_api = kvb_api {
@@ -337,6 +353,8 @@ static API: kvb_api = kvb_api {
     metadata_free: kvb_metadata_free,
     keys_hash_blocks: kvb_keys_hash_blocks,
     keys_page_key: kvb_keys_page_key,
+    scheduler_reserve: kvb_scheduler_reserve,
+    scheduler_release_reservation: kvb_scheduler_release_reservation,
 };
 
 /// The table of all functions, for hosts that load the library with dlopen: look this symbol up

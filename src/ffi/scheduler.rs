@@ -9,7 +9,7 @@ use super::plain::{self, PageNames, kvb_engine, kvb_group_pages, kvb_request, kv
 use super::status::kvb_status;
 use super::worker::kvb_worker;
 use crate::error::bail;
-use crate::scheduler::{FinishReason, GroupPages, Scheduler, Step};
+use crate::scheduler::{Accepted, FinishReason, GroupPages, Scheduler, Step};
 
 /// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
 /// the pool can supply of a prompt, which pages to load before a pass and which to publish after
@@ -59,6 +59,23 @@ pub struct kvb_step {
 // SAFETY: integers and pointers, and structs of these.
 unsafe impl Plain for kvb_step {}
 
+/// A reservation that the engine accepts: what it still holds is loaded. Frozen, since it is an
+/// element of an array.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_accepted {
+    /// The reservation, as given to kvb_scheduler_reserve.
+    pub reservation_id: u64,
+    /// The request it was made for.
+    pub request_id: u64,
+    /// The request's pages so far.
+    pub pages: *const kvb_group_pages,
+    /// How many lists there are.
+    pub page_lists: usize,
+}
+// SAFETY: integers and pointers.
+unsafe impl Plain for kvb_accepted {}
+
 /// One pass: every request that is in the batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +86,10 @@ pub struct kvb_pass {
     pub steps: *const kvb_step,
     /// How many there are.
     pub step_count: usize,
+    /// One element per reservation that is accepted; none for engines that match and allocate.
+    pub accepted: *const kvb_accepted,
+    /// How many there are.
+    pub accepted_count: usize,
 }
 // SAFETY: integers and a pointer.
 unsafe impl Plain for kvb_pass {}
@@ -86,6 +107,13 @@ const STEP: PageNames = PageNames {
     list: "pass->steps->pages",
     indices: "pass->steps->pages->indices",
     replace: "pass->steps->pages->replace",
+};
+
+/// Where page lists stand in the acceptances of a pass.
+const ACCEPTED: PageNames = PageNames {
+    list: "pass->accepted->pages",
+    indices: "pass->accepted->pages->indices",
+    replace: "pass->accepted->pages->replace",
 };
 
 /// kvb_scheduler_finished: it has its output.
@@ -138,8 +166,9 @@ pub unsafe extern "C" fn kvb_scheduler_new(
 /// Asks how many tokens of the prompt the pool can supply beyond `local_tokens`, which are valid
 /// in the cache already. The answer is in whole blocks, never the whole prompt, and 0 when the
 /// local match ends inside a block. May be called again before the request is allocated.
-/// `out_is_async` says that the load would run outside the passes; in this build it is always
-/// false.
+/// `out_is_async` says that the load runs outside the passes: once the request is allocated,
+/// also with none of the tokens honoured, it waits outside the batch until every rank reported it
+/// as loaded. It is false when nothing is offered.
 ///
 /// Blocks: for one existence question per chunk of blocks; what the pool does not answer is not
 /// offered.
@@ -228,6 +257,68 @@ pub unsafe extern "C" fn kvb_scheduler_cancel_load(
     })
 }
 
+/// Asks like kvb_scheduler_match, and holds the answer under an id that the engine chooses: the
+/// other protocol for what kvb_scheduler_allocated and kvb_scheduler_cancel_load do. What is
+/// not needed is given back with kvb_scheduler_release_reservation; an element of
+/// kvb_pass.accepted turns the rest into a load. An asynchronous one is announced to and reported
+/// by kvb_worker_get_finished with `reservation_id` instead of the request's id. Ids are fresh per
+/// allocation. Asked again with the same id, the answer is what the reservation still holds behind
+/// `local_tokens`; another id for the same request takes the place of the earlier one.
+///
+/// Blocks: as kvb_scheduler_match.
+/// Errors: those of kvb_scheduler_match; KVB_INVALID_ARGUMENT, another request holds an offer under
+/// this id.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_reserve(
+    scheduler: *mut kvb_scheduler,
+    request: *const kvb_request,
+    local_tokens: u64,
+    reservation_id: u64,
+    out_tokens: *mut u64,
+    out_is_async: *mut bool,
+) -> kvb_status {
+    guard("kvb_scheduler_reserve", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (mut leader, request, tokens, is_async) = unsafe {
+            (
+                handle::exclusive(scheduler, "scheduler", "kvb_scheduler_reserve")?,
+                plain::request(request)?,
+                args::out(out_tokens, "out_tokens")?,
+                args::out(out_is_async, "out_is_async")?,
+            )
+        };
+        let offer = leader
+            .scheduler
+            .reserve(&request, local_tokens, reservation_id)?;
+        tokens.write(offer.tokens);
+        is_async.write(offer.is_async);
+        Ok(())
+    })
+}
+
+/// Gives back the prompt tokens from `from_token` up to `to_token` of what a reservation holds: at
+/// its head or its tail, in whole blocks. What it does not hold (any more) is ignored, and so are
+/// ids that hold nothing: unknown ones, and those of loads that travelled.
+///
+/// Errors: KVB_INVALID_ARGUMENT, a hole in the middle or parts of blocks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_scheduler_release_reservation(
+    scheduler: *mut kvb_scheduler,
+    reservation_id: u64,
+    from_token: u64,
+    to_token: u64,
+) -> kvb_status {
+    guard("kvb_scheduler_release_reservation", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let mut leader = unsafe {
+            handle::exclusive(scheduler, "scheduler", "kvb_scheduler_release_reservation")
+        }?;
+        leader
+            .scheduler
+            .release_reservation(reservation_id, from_token, to_token)
+    })
+}
+
 /// Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
 /// contradicts what is known makes it fail with nothing changed. Steps about requests that never
 /// matched are skipped.
@@ -236,7 +327,7 @@ pub unsafe extern "C" fn kvb_scheduler_cancel_load(
 /// Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do
 /// not fit what was reported before; KVB_INVALID_ARGUMENT, a request twice, a token that the key
 /// scheme cannot hash; KVB_OUT_OF_RANGE; KVB_BAD_STATE, pages are to be loaded and the layout is
-/// gone: reset the request.
+/// gone: reset the request. For an acceptance, the errors of kvb_scheduler_allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_build(
     scheduler: *mut kvb_scheduler,
@@ -255,6 +346,10 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             for step in given.iter().filter(|step| step.page_lists > 0) {
                 plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)?;
             }
+            let settled = args::list(pass.accepted, pass.accepted_count, "pass->accepted")?;
+            for one in settled.iter().filter(|one| one.page_lists > 0) {
+                plain::group_pages(one.pages, one.page_lists, &ACCEPTED, &mut pages)?;
+            }
             let mut steps = recycled(std::mem::take(&mut leader.steps));
             let mut rest = pages.as_slice();
             for step in given {
@@ -270,7 +365,17 @@ pub unsafe extern "C" fn kvb_scheduler_build(
                     scheduled_tokens: step.scheduled_tokens,
                 });
             }
-            let built = leader.scheduler.build(&steps);
+            let mut accepted = Vec::with_capacity(settled.len());
+            for one in settled {
+                let (own, later) = rest.split_at_checked(one.page_lists).unwrap_or((rest, &[]));
+                rest = later;
+                accepted.push(Accepted {
+                    reservation_id: one.reservation_id,
+                    request_id: one.request_id,
+                    pages: own,
+                });
+            }
+            let built = leader.scheduler.build_accepting(&steps, &accepted);
             leader.steps = recycled(steps);
             leader.pages = recycled(pages);
             out.write(handle::create(built?, ()));

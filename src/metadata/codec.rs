@@ -10,7 +10,7 @@ const MAGIC: [u8; 4] = *b"kvbm";
 const VERSION: u32 = 2;
 pub(super) const TRAILER: usize = 8;
 /// Encoded size of a [`Run`].
-const RUN_BYTES: usize = 8 + 8 + 4 + 4 + 32;
+const RUN_BYTES: usize = 8 + 8 + 4 + 4 + 8 + 32;
 /// Encoded size of a life.
 const LIFE_BYTES: usize = 8 + 8;
 
@@ -35,6 +35,7 @@ impl Metadata {
                 out.extend_from_slice(&run.generation.to_le_bytes());
                 out.extend_from_slice(&run.first_block.to_le_bytes());
                 out.extend_from_slice(&run.blocks.to_le_bytes());
+                out.extend_from_slice(&run.ticket.to_le_bytes());
                 out.extend_from_slice(&run.parent);
             }
             out.extend_from_slice(&transfers.hashes);
@@ -190,6 +191,7 @@ impl<'a> Reader<'a> {
                 generation: reader.u64()?,
                 first_block: reader.u32()?,
                 blocks: reader.u32()?,
+                ticket: reader.u64()?,
                 parent: reader.array()?,
             })
         })?;

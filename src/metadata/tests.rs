@@ -20,6 +20,7 @@ fn example() -> Metadata {
         .push_block(&[9; 16], [4, 5].into_iter());
     metadata.parked_mut().begin_run(3, 12, 4, &[1; 16]);
     metadata.parked_mut().begin_run(4, 13, 1, &[2; 16]);
+    metadata.parked_mut().set_ticket(77);
     metadata
         .parked_mut()
         .push_block(&[3; 16], [6, 7].into_iter());
@@ -58,6 +59,7 @@ fn decoding_restores_what_was_encoded() {
         (parked[1].run.life(), parked[1].pages),
         ((4, 13), &[6, 7][..])
     );
+    assert_eq!((parked[0].run.ticket, parked[1].run.ticket), (3, 77));
     assert_eq!(decoded.ended(), [(5, 14), (6, 15)]);
     assert_eq!(decoded.runs().count(), 4);
 }

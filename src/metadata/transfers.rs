@@ -11,6 +11,9 @@ pub struct Run {
     pub first_block: u32,
     /// Number of blocks.
     pub blocks: u32,
+    /// The id under which `get_finished` knows an asynchronous load: the request's, or its
+    /// reservation's.
+    pub ticket: u64,
     /// Hash before the first block: the previous block's, or the seed. Behind the hash length: zero.
     pub parent: [u8; 32],
 }
@@ -87,8 +90,16 @@ impl Transfers {
             generation,
             first_block,
             blocks: 0,
+            ticket: request_id,
             parent: padded,
         });
+    }
+
+    /// Has the run begun last reported under another id than its request's.
+    pub fn set_ticket(&mut self, ticket: u64) {
+        if let Some(run) = self.runs.last_mut() {
+            run.ticket = ticket;
+        }
     }
 
     /// Adds a block to the run begun last: its hash and its page in each layer group.

@@ -8,6 +8,7 @@
 //! reset.
 //!
 //! - `offer.rs`: match, allocated, cancel_load — what to load
+//! - `reserve.rs`: reservations, which do the same in another protocol
 //! - `pass.rs`: build — what travels with a pass
 //! - `record.rs`: what is known of one request; `records.rs`: of all
 //! - `report.rs`: what the worker says became of earlier passes; finished and reset
@@ -17,6 +18,7 @@ mod pass;
 mod record;
 mod records;
 mod report;
+mod reserve;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +36,7 @@ use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Recycler};
 use record::Record;
 use records::Records;
+pub use reserve::Accepted;
 
 /// A request as it comes to the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -141,6 +144,8 @@ pub struct Scheduler {
     pass: u64,
     /// Counts calls of `build`, also failed ones.
     build_calls: u64,
+    /// Whose offer each reservation holds.
+    reservations: HashMap<u64, u64>,
     /// Requests whose asynchronous load was settled since the last build; some may have ended.
     to_park: Vec<u64>,
     /// Lives that ended since the last build and of which something travelled.
@@ -174,6 +179,7 @@ impl Scheduler {
             spares: Vec::new(),
             pass: 0,
             build_calls: 0,
+            reservations: HashMap::new(),
             to_park: Vec::new(),
             ended: Vec::new(),
             logs: VecDeque::new(),

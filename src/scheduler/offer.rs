@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
-use super::record::{Load, Offered, Record, Stage, position};
+use super::record::{Offered, Record, Stage, position};
 use super::{FailedBlock, GENERATIONS, GroupPages, Offer, Request, Scheduler};
 use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Chain, Scope, Seed, TokenDigest, seed};
@@ -127,6 +127,7 @@ impl Scheduler {
             local
         };
         offered.open = local..end;
+        offered.made = end > local;
         // What was allocated stays settled until it is settled anew, by what was said last.
         if let Some(record) = self.records.get_mut(&id)
             && record.stage != Stage::Running
@@ -243,24 +244,18 @@ impl Scheduler {
             );
         }
         record.check_pages(request_id, pages, groups)?;
-        let first = (offered.start / size) as u32;
-        let blocks = first..first + (honoured_tokens / size) as u32;
+        let honoured = offered.start..offered.start + honoured_tokens;
+        let blocks = as_blocks(&honoured, size);
         check_destinations(request_id, record, pages, groups, blocks.clone())?;
         record.enter_pages(pages, groups);
         if record.stage != Stage::Running {
-            record.stage = Stage::Allocated;
             // An engine that was made an asynchronous offer parks the request however little of it
             // it honours.
-            let is_async = self.terms.async_load && !offered.is_empty();
-            record.load = (is_async || honoured_tokens > 0).then_some(Load {
-                blocks,
-                is_async,
-                emitted: false,
-                counts: false,
-            });
+            let is_async = self.terms.async_load && record.offered.made;
             if is_async {
                 self.to_park.push(request_id);
             }
+            record.settle(blocks, is_async);
         }
         Ok(())
     }
@@ -298,7 +293,7 @@ impl Scheduler {
         })?;
         match &mut record.load {
             Some(load) => {
-                load.blocks = (left.start / size) as u32..(left.end / size) as u32;
+                load.blocks = as_blocks(&left, size);
                 if load.blocks.is_empty() && !load.is_async {
                     record.load = None;
                 }
@@ -309,9 +304,15 @@ impl Scheduler {
     }
 }
 
+/// Whole blocks of prompt tokens as block ordinals.
+pub(super) fn as_blocks(tokens: &Range<u64>, size: u64) -> Range<u32> {
+    // A prompt has less than 2^32 blocks.
+    (tokens.start / size) as u32..(tokens.end / size) as u32
+}
+
 /// `open` without `given`, where that is its head, its tail or all of it. A head that was given
 /// back before, because the local match grew between two answers, is nothing.
-fn remaining(open: &Range<u64>, given: Range<u64>, size: u64) -> Option<Range<u64>> {
+pub(super) fn remaining(open: &Range<u64>, given: Range<u64>, size: u64) -> Option<Range<u64>> {
     let whole = given.start.is_multiple_of(size) && given.end.is_multiple_of(size);
     if !whole || given.start >= given.end {
         return None;
@@ -329,7 +330,7 @@ fn remaining(open: &Range<u64>, given: Range<u64>, size: u64) -> Option<Range<u6
 }
 
 /// Every honoured block needs a page in every group: one that was known or that is reported now.
-fn check_destinations(
+pub(super) fn check_destinations(
     id: u64,
     record: &Record,
     reported: &[GroupPages<'_>],

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::record::{Record, Stage};
-use super::{Emitted, PassLog, Scheduler, Step};
+use super::{Accepted, Emitted, PassLog, Scheduler, Step};
 use crate::error::{Result, bail};
 use crate::keys::{Scheme, TokenDigest, Tokens};
 use crate::link::GroupInfo;
@@ -20,17 +20,25 @@ impl Scheduler {
     /// not the matched prompt, when pages or positions do not fit what was reported before;
     /// `InvalidArgument` for a request listed twice or a token that the scheme cannot hash.
     pub fn build(&mut self, steps: &[Step<'_>]) -> Result<Arc<Metadata>> {
+        self.build_accepting(steps, &[])
+    }
+
+    /// [`Scheduler::build`] with reservations that the engine accepts: they become loads, synchronous ones of
+    /// their request's step in this pass, asynchronous ones that are reported under the reservation's id. Unknown
+    /// and stale ids are skipped. Errors, beyond those of `build`, as of [`Scheduler::allocated`].
+    pub fn build_accepting(
+        &mut self,
+        steps: &[Step<'_>],
+        accepted: &[Accepted<'_>],
+    ) -> Result<Arc<Metadata>> {
         self.take_report();
         let groups = self.link.groups();
         let groups = groups.as_deref().unwrap_or_default();
-        self.build_calls += 1;
-        self.places.clear();
-        for step in steps {
-            let place = self.records.place(step.request_id);
-            if let Some(place) = place {
-                self.check_step(step, place, groups)?;
-            }
-            self.places.push(place);
+        // Steps are checked against what the acceptances of the same pass say.
+        let undo = self.accept(accepted, groups)?;
+        if let Err(error) = self.check_steps(steps, groups) {
+            self.take_back(undo);
+            return Err(error);
         }
         self.pass += 1;
         let mut metadata = self.recycler.metadata(
@@ -62,6 +70,19 @@ impl Scheduler {
         Ok(Arc::new(metadata))
     }
 
+    fn check_steps(&mut self, steps: &[Step<'_>], groups: &[GroupInfo]) -> Result<()> {
+        self.build_calls += 1;
+        self.places.clear();
+        for step in steps {
+            let place = self.records.place(step.request_id);
+            if let Some(place) = place {
+                self.check_step(step, place, groups)?;
+            }
+            self.places.push(place);
+        }
+        Ok(())
+    }
+
     fn keep_log(&mut self, log: PassLog) {
         self.logs.push_back(log);
         if self.logs.len() > OPEN_PASSES
@@ -90,6 +111,9 @@ impl Scheduler {
             let blocks = load.blocks.clone();
             record.loaded = blocks.clone();
             emit(metadata.parked_mut(), record, id, groups, blocks);
+            if let Some(reservation) = record.reservation {
+                metadata.parked_mut().set_ticket(reservation);
+            }
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Offered {
     pub known: Range<u64>,
     /// An answer about tokens before `known`, after the local match had shrunk, that does not reach it.
     pub before: Option<Range<u64>>,
+    /// The last answer was more than nothing: if it is asynchronous, the request will be parked.
+    pub made: bool,
     /// Number of the pass built last when the pool was asked; `None`: it was not asked yet.
     pub asked_after: Option<u64>,
 }
@@ -60,7 +62,7 @@ pub(super) struct Retry {
     pub emitted_in: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Record {
     pub generation: u64,
     pub seed: Seed,
@@ -73,6 +75,8 @@ pub(super) struct Record {
     pub stage: Stage,
     pub offered: Offered,
     pub load: Option<Load>,
+    /// The reservation that holds the offer.
+    pub reservation: Option<u64>,
     /// Blocks that came from the pool; they are not written back.
     pub loaded: Range<u32>,
     /// Page per block, one list per layer group.
@@ -102,6 +106,7 @@ impl Record {
             stage: Stage::Matched,
             offered: Offered::default(),
             load: None,
+            reservation: None,
             loaded: 0..0,
             pages: Vec::new(),
             confirmed: 0,
@@ -124,6 +129,17 @@ impl Record {
             retries: self.retries,
             ..Self::new(self.chain, seed)
         }
+    }
+
+    /// The engine has settled the offer on these blocks.
+    pub fn settle(&mut self, blocks: Range<u32>, is_async: bool) {
+        self.stage = Stage::Allocated;
+        self.load = (is_async || !blocks.is_empty()).then_some(Load {
+            blocks,
+            is_async,
+            emitted: false,
+            counts: false,
+        });
     }
 
     /// The asynchronous load of a request that waits for it: some rank may be writing its pages.

@@ -132,6 +132,9 @@ impl Scheduler {
             return;
         };
         self.link.life_ended(request_id, record.generation);
+        if let Some(reservation) = record.reservation {
+            self.reservations.remove(&reservation);
+        }
         if record.may_be_in_flight() || record.load.as_ref().is_some_and(|load| load.emitted) {
             self.ended.push((request_id, record.generation));
         }

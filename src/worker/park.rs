@@ -69,7 +69,7 @@ impl Worker {
                 continue;
             }
             self.shared.finished.lock().begin(run.life());
-            let gate = self.shared.parked.lock().begin(run.life());
+            let gate = self.shared.parked.lock().begin(run.life(), run.ticket);
             match (&self.mover, &self.loads, &refused) {
                 (Some(mover), Some(loads), None) => {
                     // A lane that was closed meanwhile gives the item back, and its end is told
@@ -125,14 +125,14 @@ impl Worker {
         self.loaded_view.clear();
         let mut lives = Vec::new();
         let mut parked = self.shared.parked.lock();
-        parked.report(|life, ending| {
-            self.loaded_view.push(life.0);
-            lives.push(life);
-            if ending == Ending::Failed {
-                self.failed_async.push(life.0);
+        parked.report(|ended| {
+            self.loaded_view.push(ended.ticket);
+            lives.push(ended.life);
+            if ended.ending == Ending::Failed {
+                self.failed_async.push(ended.ticket);
                 self.ended.push(EndedLife {
-                    id: life.0,
-                    generation: life.1,
+                    id: ended.life.0,
+                    generation: ended.life.1,
                     at: self.binds,
                 });
             }

@@ -48,8 +48,18 @@ pub(super) enum Ending {
 #[derive(Debug)]
 struct Load {
     generation: u64,
+    /// The id under which the engine knows it: the request's, or its reservation's.
+    ticket: u64,
     gate: Arc<Gate>,
     ending: Option<Ending>,
+}
+
+/// A load that has ended and was announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub life: Life,
+    pub ticket: u64,
+    pub ending: Ending,
 }
 
 /// The loads of all parked requests, and the announcements that wait for them.
@@ -57,8 +67,11 @@ struct Load {
 pub(super) struct Parked {
     /// Per request id the load of its newest life that is not reported.
     loads: HashMap<u64, Load>,
+    /// Whose load a ticket is.
+    requests: HashMap<u64, u64>,
+    /// Tickets that were announced and not reported.
     announced: HashSet<u64>,
-    /// Announced ids whose load ended since the last poll, or that were announced after it ended.
+    /// Announced tickets whose load ended since the last poll, or that were announced after it ended.
     ready: Vec<u64>,
     /// Work items that have not ended, also of discarded loads.
     running: usize,
@@ -66,16 +79,19 @@ pub(super) struct Parked {
 
 impl Parked {
     /// A load of this life begins. One of an earlier life is nobody's any more.
-    pub fn begin(&mut self, life: Life) -> Arc<Gate> {
+    pub fn begin(&mut self, life: Life, ticket: u64) -> Arc<Gate> {
         let gate = Arc::new(Gate::default());
         let load = Load {
             generation: life.1,
+            ticket,
             gate: Arc::clone(&gate),
             ending: None,
         };
         if let Some(earlier) = self.loads.insert(life.0, load) {
             earlier.gate.close();
+            self.requests.remove(&earlier.ticket);
         }
+        self.requests.insert(ticket, life.0);
         self.running += 1;
         gate
     }
@@ -93,28 +109,40 @@ impl Parked {
             && load.generation == life.1
         {
             load.ending = Some(ending);
-            if self.announced.contains(&life.0) {
-                self.ready.push(life.0);
+            if self.announced.contains(&load.ticket) {
+                self.ready.push(load.ticket);
             }
         }
     }
 
-    /// The engine wants to hear of this request's load. Announcements persist until it is reported.
-    pub fn announce(&mut self, id: u64) {
-        self.announced.insert(id);
-        self.ready.push(id);
+    /// The engine wants to hear of this load. Announcements persist until it is reported.
+    pub fn announce(&mut self, ticket: u64) {
+        self.announced.insert(ticket);
+        self.ready.push(ticket);
     }
 
-    /// Lives of `id` up to this one are over: their load ends, and its result is nobody's. The gate
-    /// to pass for who must know that nothing is written any more.
+    /// Lives of the request `id` up to this one are over: their load ends, and its result is nobody's.
+    /// An announcement stays: it may be about the life after them, whose load is on its way here.
+    /// The gate to pass for who must know that nothing is written any more.
     pub fn discard(&mut self, id: u64, last: u64) -> Option<Arc<Gate>> {
         if self.loads.get(&id)?.generation > last {
             return None;
         }
-        self.announced.remove(&id);
         let load = self.loads.remove(&id)?;
+        self.requests.remove(&load.ticket);
         load.gate.close();
         Some(load.gate)
+    }
+
+    /// [`Parked::discard`] for who knows that the engine has announced nothing of a later life.
+    pub fn withdraw(&mut self, id: u64, last: u64) -> Option<Arc<Gate>> {
+        let ticket = self.loads.get(&id).map_or(id, |load| load.ticket);
+        let gate = self.discard(id, last);
+        // Without a load it was announced, and never came to be queued.
+        if !self.loads.contains_key(&id) {
+            self.announced.remove(&ticket);
+        }
+        gate
     }
 
     /// Ends all loads; those that are not done count as failed.
@@ -123,16 +151,24 @@ impl Parked {
     }
 
     /// Moves every announced load that has ended into `out`, each once.
-    pub fn report(&mut self, mut out: impl FnMut(Life, Ending)) {
+    pub fn report(&mut self, mut out: impl FnMut(Ended)) {
         let mut ready = std::mem::take(&mut self.ready);
-        for id in ready.drain(..) {
-            let ended = self.loads.get(&id).and_then(|load| load.ending);
-            let Some(ending) = ended.filter(|_| self.announced.contains(&id)) else {
+        for ticket in ready.drain(..) {
+            let Some(&id) = self.requests.get(&ticket) else {
                 continue;
             };
-            self.announced.remove(&id);
-            if let Some(load) = self.loads.remove(&id) {
-                out((id, load.generation), ending);
+            let ended = self.loads.get(&id).and_then(|load| load.ending);
+            if ended.is_none() || !self.announced.remove(&ticket) {
+                continue;
+            }
+            self.requests.remove(&ticket);
+            if let (Some(load), Some(ending)) = (self.loads.remove(&id), ended) {
+                let life = (id, load.generation);
+                out(Ended {
+                    life,
+                    ticket,
+                    ending,
+                });
             }
         }
         self.ready = ready;
@@ -150,14 +186,14 @@ mod tests {
 
     fn reported(parked: &mut Parked) -> Vec<(Life, Ending)> {
         let mut all = Vec::new();
-        parked.report(|life, ending| all.push((life, ending)));
+        parked.report(|ended| all.push((ended.life, ended.ending)));
         all
     }
 
     #[test]
     fn a_load_is_reported_once_and_only_after_it_was_announced() {
         let mut parked = Parked::default();
-        parked.begin((1, 5));
+        parked.begin((1, 5), 1);
         parked.end((1, 5), Ending::Landed);
         assert!(reported(&mut parked).is_empty());
         parked.announce(1);
@@ -174,7 +210,7 @@ mod tests {
         let mut parked = Parked::default();
         parked.announce(1);
         assert!(reported(&mut parked).is_empty());
-        parked.begin((1, 5));
+        parked.begin((1, 5), 1);
         assert!(reported(&mut parked).is_empty());
         parked.end((1, 5), Ending::Failed);
         assert_eq!(reported(&mut parked), [((1, 5), Ending::Failed)]);
@@ -183,7 +219,7 @@ mod tests {
     #[test]
     fn case_37_a_discarded_load_is_not_reported_and_writes_no_more() {
         let mut parked = Parked::default();
-        let gate = parked.begin((1, 5));
+        let gate = parked.begin((1, 5), 1);
         parked.announce(1);
         assert!(gate.enter().is_some());
         parked.discard(1, 5).unwrap().pass();
@@ -199,8 +235,8 @@ mod tests {
     #[test]
     fn a_later_life_is_not_touched_by_what_is_said_of_earlier_ones() {
         let mut parked = Parked::default();
-        let first = parked.begin((1, 5));
-        let second = parked.begin((1, 6));
+        let first = parked.begin((1, 5), 1);
+        let second = parked.begin((1, 6), 1);
         assert!(first.is_closed() && !second.is_closed());
         assert!(parked.discard(1, 5).is_none());
         parked.end((1, 5), Ending::Landed);
@@ -211,9 +247,47 @@ mod tests {
     }
 
     #[test]
+    fn a_reservation_is_what_the_engine_announces() {
+        let mut parked = Parked::default();
+        parked.begin((1, 5), 900);
+        parked.announce(1);
+        parked.end((1, 5), Ending::Landed);
+        assert!(reported(&mut parked).is_empty());
+        parked.announce(900);
+        assert_eq!(reported(&mut parked), [((1, 5), Ending::Landed)]);
+        parked.begin((1, 6), 901);
+        parked.announce(901);
+        parked.withdraw(1, 6);
+        parked.end((1, 6), Ending::Failed);
+        assert!(reported(&mut parked).is_empty());
+        assert!(parked.requests.is_empty());
+    }
+
+    #[test]
+    fn an_announcement_of_what_never_began_ends_with_its_request() {
+        let mut parked = Parked::default();
+        parked.announce(1);
+        parked.withdraw(1, u64::MAX);
+        parked.begin((1, 6), 1);
+        parked.end((1, 6), Ending::Landed);
+        assert!(reported(&mut parked).is_empty());
+    }
+
+    #[test]
+    fn an_announcement_outlives_what_is_said_of_earlier_lives() {
+        let mut parked = Parked::default();
+        parked.begin((1, 5), 1);
+        parked.announce(1);
+        parked.discard(1, 5);
+        parked.begin((1, 6), 1);
+        parked.end((1, 6), Ending::Landed);
+        assert_eq!(reported(&mut parked), [((1, 6), Ending::Landed)]);
+    }
+
+    #[test]
     fn closed_gates_fail_what_is_not_done() {
         let mut parked = Parked::default();
-        let gate = parked.begin((1, 5));
+        let gate = parked.begin((1, 5), 1);
         parked.close_gates();
         assert!(gate.is_closed() && parked.is_wanted((1, 5)));
     }

@@ -149,7 +149,7 @@ impl Worker {
         drop(queue);
         let mut parked = self.shared.parked.lock();
         for &id in finished {
-            parked.discard(id, u64::MAX);
+            parked.withdraw(id, u64::MAX);
         }
         for &id in loading {
             parked.announce(id);

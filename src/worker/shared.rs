@@ -196,7 +196,7 @@ impl Shared {
     }
 
     pub fn life_ended(&self, request_id: u64, generation: u64) {
-        let gate = self.parked.lock().discard(request_id, generation);
+        let gate = self.parked.lock().withdraw(request_id, generation);
         if let Some(gate) = gate {
             gate.pass();
         }

@@ -197,7 +197,7 @@ impl Machine {
         self.worker.start_load(Stream::default()).unwrap();
         lap(2);
         self.worker.wait_for_save(Stream::default()).unwrap();
-        while self.worker.handle().saves_in_flight() > 0 {
+        while self.worker.handle().gauges().saves_in_flight > 0 {
             std::thread::yield_now();
         }
         lap(3);
@@ -278,7 +278,7 @@ fn decode(machine: &mut Machine, requests: u64) -> u64 {
         machine.worker.bind(metadata, Fence::None);
         machine.worker.start_load(Stream::default()).unwrap();
         machine.worker.wait_for_save(Stream::default()).unwrap();
-        while machine.worker.handle().saves_in_flight() > 0 {
+        while machine.worker.handle().gauges().saves_in_flight > 0 {
             std::thread::yield_now();
         }
     }

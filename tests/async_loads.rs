@@ -218,7 +218,7 @@ fn nothing_of_a_damaged_or_short_batch_is_scattered() {
         let polled = rig.poll_all(&[7]).unwrap();
         assert_eq!(polled.failed, [7], "{action:?}");
         assert!(rig.ranks[0].cache.snapshot() == before, "{action:?}");
-        assert_eq!(rig.ranks[0].worker.handle().loads_in_flight(), 0);
+        assert_eq!(rig.ranks[0].worker.handle().gauges().loads_in_flight, 0);
     }
 }
 
@@ -369,7 +369,7 @@ fn advanced(steps: usize) -> Rig {
 /// Slots that no load holds are what there was before the load: another request can be loaded.
 fn still_works(rig: &mut Rig) {
     rig.drain();
-    assert_eq!(rig.ranks[0].worker.handle().loads_in_flight(), 0);
+    assert_eq!(rig.ranks[0].worker.handle().gauges().loads_in_flight, 0);
     let tokens = prompt(1, 4 * T + 1);
     for id in 20..24 {
         assert_eq!(rig.admit(id, &tokens) as usize, 4 * T);
@@ -519,7 +519,7 @@ fn a_shutdown_in_each_state_touches_nothing_afterwards() {
         let after = rig.ranks[0].cache.snapshot();
         rig.stepper.run_all();
         assert!(rig.ranks[0].cache.snapshot() == after, "{steps}");
-        assert_eq!(rig.ranks[0].worker.handle().loads_in_flight(), 0);
+        assert_eq!(rig.ranks[0].worker.handle().gauges().loads_in_flight, 0);
         assert!(rig.stepper.pending().is_empty());
     }
 }

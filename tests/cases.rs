@@ -229,7 +229,7 @@ fn run_with_failure(call: Call, at: u64) -> bool {
     }
     assert!(rig.ending.is_empty(), "{call:?} {at}: not reported");
     assert_eq!(rig.free.len(), pages, "{call:?} {at}: pages are missing");
-    assert_eq!(rig.ranks[0].worker.handle().saves_in_flight(), 0);
+    assert_eq!(rig.ranks[0].worker.handle().gauges().saves_in_flight, 0);
     // What is in the pool is right, and what the failure cost was published later.
     let offered = rig.admit(4, &long);
     rig.script(Vec::new());

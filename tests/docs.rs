@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvbridge::config::Config;
-use kvbridge::stats::Stats;
+use kvbridge::stats::{Gauges, Stats};
 
 #[allow(dead_code, reason = "the walk of the boundary needs more of it")]
 #[path = "boundary/header.rs"]
@@ -413,10 +413,20 @@ fn every_counter_is_explained() {
         .entries()
         .map(|(name, _, _)| name.to_owned())
         .collect();
-    counters.push("saves_in_flight".to_owned());
-    assert_eq!(listed, counters);
+    let gauges = Gauges::default().entries();
+    counters.extend(gauges.map(|(name, _, _)| name.to_owned()));
     let fields = &Header::read().structs["kvb_stats"].fields;
-    assert!(fields.iter().skip(1).map(|field| &field.name).eq(&counters));
+    let names: Vec<_> = fields.iter().skip(1).map(|field| &field.name).collect();
+    let (counts, times) = names.split_at(counters.len());
+    assert!(counts.iter().copied().eq(&counters));
+    // The times are explained by their prefix, in one row.
+    assert!(
+        times
+            .iter()
+            .all(|name| name.starts_with("load_") && name.ends_with("_ns"))
+    );
+    counters.push("load_…_ns".to_owned());
+    assert_eq!(listed, counters);
 }
 
 /// A heading as a link names it.

@@ -418,7 +418,7 @@ fn shutdown_from_every_state() {
             // Answered, whatever the answer.
             let _ = worker.start_load(Stream::default());
             let _ = worker.wait_for_save(Stream::default());
-            assert_eq!(worker.handle().saves_in_flight(), 0, "{name}");
+            assert_eq!(worker.handle().gauges().saves_in_flight, 0, "{name}");
             assert_eq!(rig.poll(), if pinned { vec![1] } else { vec![] }, "{name}");
             let memory = rig.ranks[0].cache.register();
             let late = rig.ranks[0].worker.register_layout(memory).unwrap_err();
@@ -447,7 +447,7 @@ fn shutdown_with_a_stuck_put_says_busy_and_keeps_the_memory() {
     assert_eq!(busy.kind(), Kind::Busy);
     // The second pass was dropped and counted; the first one's put still runs.
     assert_eq!(rig.stats().dropped_save_pages, 2);
-    assert_eq!(rig.ranks[0].worker.handle().saves_in_flight(), 1);
+    assert_eq!(rig.ranks[0].worker.handle().gauges().saves_in_flight, 1);
     assert!(rig.finish(1, FinishReason::Ended));
     assert!(rig.poll().is_empty(), "its pages are still read");
     go.send(()).unwrap();

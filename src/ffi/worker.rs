@@ -13,6 +13,7 @@ use super::status::kvb_status;
 use super::store::{self, kvb_store};
 use crate::device::{CacheMemory, HostDevice, Stream};
 use crate::lane::Mode;
+use crate::stats::Phase;
 use crate::worker::{Handle, Worker};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -80,6 +81,12 @@ pub struct kvb_stats {
     pub missing_keys: u64,
     /// Keys of lookups that got no definite answer; they count as misses.
     pub failed_lookup_keys: u64,
+    /// Runs of missing blocks with a stored block behind them, in the answers to lookups.
+    pub holes: u64,
+    /// Missing blocks in them.
+    pub hole_blocks: u64,
+    /// Tokens of stored blocks behind the first missing one: they are computed all the same.
+    pub tokens_behind_holes: u64,
     /// Pages that were loaded into the cache.
     pub loaded_pages: u64,
     /// Their bytes.
@@ -90,6 +97,8 @@ pub struct kvb_stats {
     pub bad_seals: u64,
     /// Requests that lost a page.
     pub failed_load_requests: u64,
+    /// Calls of the pool that loads made.
+    pub load_calls: u64,
     /// Pages that the pool took.
     pub saved_pages: u64,
     /// Their bytes.
@@ -108,6 +117,35 @@ pub struct kvb_stats {
     pub saves_in_flight: u64,
     /// Asynchronous loads in flight now, also those that nobody waits for any more.
     pub loads_in_flight: u64,
+    /// Those of them that no thread has begun.
+    pub loads_queued: u64,
+    /// Time that asynchronous loads waited for a thread, in nanoseconds. This and the times below
+    /// stay 0 unless stats_interval is set.
+    pub load_queue_ns: u64,
+    /// Time of loads: which pages, under which keys. In nanoseconds on the wall, as all of these.
+    pub load_resolve_ns: u64,
+    /// Waiting for allocation fences.
+    pub load_fence_ns: u64,
+    /// Where the bytes are to land.
+    pub load_describe_ns: u64,
+    /// The pool's calls.
+    pub load_get_ns: u64,
+    /// From staging memory into the cache.
+    pub load_unstage_ns: u64,
+    /// Waiting for the device.
+    pub load_sync_ns: u64,
+    /// The same as load_resolve_ns on the CPU of the thread, as the fields that follow.
+    pub load_resolve_cpu_ns: u64,
+    /// Waiting for allocation fences, on the CPU.
+    pub load_fence_cpu_ns: u64,
+    /// Where the bytes are to land, on the CPU.
+    pub load_describe_cpu_ns: u64,
+    /// The pool's calls, on the CPU.
+    pub load_get_cpu_ns: u64,
+    /// From staging memory into the cache, on the CPU.
+    pub load_unstage_cpu_ns: u64,
+    /// Waiting for the device, on the CPU.
+    pub load_sync_cpu_ns: u64,
 }
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_stats {}
@@ -422,6 +460,9 @@ pub unsafe extern "C" fn kvb_worker_stats(
             )
         };
         let stats = worker.common().stats();
+        let gauges = worker.common().gauges();
+        let times = worker.common().phase_times();
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         out.write(&kvb_stats {
             struct_size: 0,
             lookups: stats.lookups,
@@ -430,11 +471,15 @@ pub unsafe extern "C" fn kvb_worker_stats(
             lookup_keys: stats.lookup_keys,
             missing_keys: stats.missing_keys,
             failed_lookup_keys: stats.failed_lookup_keys,
+            holes: stats.holes,
+            hole_blocks: stats.hole_blocks,
+            tokens_behind_holes: stats.tokens_behind_holes,
             loaded_pages: stats.loaded_pages,
             loaded_bytes: stats.loaded_bytes,
             failed_load_pages: stats.failed_load_pages,
             bad_seals: stats.bad_seals,
             failed_load_requests: stats.failed_load_requests,
+            load_calls: stats.load_calls,
             saved_pages: stats.saved_pages,
             saved_bytes: stats.saved_bytes,
             already_stored_pages: stats.already_stored_pages,
@@ -442,8 +487,22 @@ pub unsafe extern "C" fn kvb_worker_stats(
             failed_save_pages: stats.failed_save_pages,
             dropped_save_pages: stats.dropped_save_pages,
             store_calls: stats.store_calls,
-            saves_in_flight: worker.common().saves_in_flight(),
-            loads_in_flight: worker.common().loads_in_flight(),
+            saves_in_flight: gauges.saves_in_flight,
+            loads_in_flight: gauges.loads_in_flight,
+            loads_queued: gauges.loads_queued,
+            load_queue_ns: nanos(times.queued),
+            load_resolve_ns: nanos(times.wall(Phase::Resolve)),
+            load_fence_ns: nanos(times.wall(Phase::Fence)),
+            load_describe_ns: nanos(times.wall(Phase::Describe)),
+            load_get_ns: nanos(times.wall(Phase::Get)),
+            load_unstage_ns: nanos(times.wall(Phase::Unstage)),
+            load_sync_ns: nanos(times.wall(Phase::Sync)),
+            load_resolve_cpu_ns: nanos(times.cpu(Phase::Resolve)),
+            load_fence_cpu_ns: nanos(times.cpu(Phase::Fence)),
+            load_describe_cpu_ns: nanos(times.cpu(Phase::Describe)),
+            load_get_cpu_ns: nanos(times.cpu(Phase::Get)),
+            load_unstage_cpu_ns: nanos(times.cpu(Phase::Unstage)),
+            load_sync_cpu_ns: nanos(times.cpu(Phase::Sync)),
         });
         Ok(())
     })

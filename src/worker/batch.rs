@@ -13,6 +13,7 @@ use crate::link::BlockOf;
 use crate::metadata::{Metadata, Run, Transfers};
 use crate::page::{Verdict, verify};
 use crate::staging::Slots;
+use crate::stats::Phase;
 use crate::store::{GetOutcome, Pieces};
 
 /// One page of a batch: what it is and whose.
@@ -130,11 +131,10 @@ impl LoadBatch {
 
     /// Fills the batch from the cursor on, without runs that `skip` names and without requests
     /// that lost a page; false when there is nothing left.
-    pub fn collect(
+    fn collect(
         &mut self,
         mover: &Mover,
-        metadata: &Metadata,
-        list: &Transfers,
+        (metadata, list): (&Metadata, &Transfers),
         cursor: &mut Cursor,
         tally: &mut Tally,
         skip: impl Fn(&Run) -> bool,
@@ -268,9 +268,26 @@ impl LoadBatch {
 }
 
 impl LoadSet {
+    /// [`LoadBatch::collect`], timed.
+    pub fn collect(
+        &mut self,
+        shared: &Shared,
+        mover: &Mover,
+        from: (&Metadata, &Transfers),
+        cursor: &mut Cursor,
+        tally: &mut Tally,
+        skip: impl Fn(&Run) -> bool,
+    ) -> bool {
+        let began = shared.timers.start();
+        let some = self.batch.collect(mover, from, cursor, tally, skip);
+        shared.timers.lap(Phase::Resolve, began);
+        some
+    }
+
     /// Gets the batch into the slots and judges every page.
     pub fn get(&mut self, shared: &Shared, mover: &Mover, tally: &mut Tally) {
         let (plan, batch) = (&mover.plan, &mut self.batch);
+        let began = shared.timers.start();
         let mut targets = recycle_targets(std::mem::take(&mut self.targets));
         let slots = self.slots.slots_mut().zip(&batch.wanted);
         targets.extend(
@@ -278,22 +295,28 @@ impl LoadSet {
                 (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
             }),
         );
+        let described = shared.timers.lap(Phase::Describe, began);
         shared.store.get(
             &batch.keys,
             Pieces::one_each(&mut targets),
             &mut batch.outcomes,
         );
+        shared.timers.lap(Phase::Get, described);
         self.targets = recycle_targets(targets);
         shared.stats.store_calls.add(1);
+        shared.stats.load_calls.add(1);
         batch.judge_all(shared, plan, &self.slots, tally);
     }
 
     /// Scatters the pages that are whole and whose request lost none so far. On return they are in
     /// the cache, ordered before work that is put on `stream` later.
-    pub fn scatter(&mut self, mover: &Mover, stream: Stream, tally: &mut Tally) {
+    pub fn scatter(&mut self, shared: &Shared, mover: &Mover, stream: Stream, tally: &mut Tally) {
         let batch = &mut self.batch;
+        let began = shared.timers.start();
         let bytes = batch.keep_whole(&mover.plan, tally);
-        match mover.memory.scatter(stream, &batch.pages, &mut self.slots) {
+        let scattered = mover.memory.scatter(stream, &batch.pages, &mut self.slots);
+        shared.timers.lap(Phase::Unstage, began);
+        match scattered {
             Ok(()) => {
                 tally.landed_pages += batch.pages.len() as u64;
                 tally.landed_bytes += bytes;

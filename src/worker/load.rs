@@ -57,6 +57,10 @@ impl Worker {
             report.started.push(metadata.pass())
         });
         let result = self.settle_loads(metadata.source(), &tally);
+        let shared = &self.shared;
+        shared
+            .lines
+            .loaded(&shared.stats, &shared.timers, || shared.gauges());
         self.tally = tally;
         result
     }
@@ -72,14 +76,11 @@ impl Worker {
             }
             return;
         };
-        while set
-            .batch
-            .collect(mover, metadata, loads, &mut cursor, tally, |run| {
-                self.is_dropped(run)
-            })
-        {
+        let from = (metadata, loads);
+        let skip = |run: &Run| self.is_dropped(run);
+        while set.collect(&self.shared, mover, from, &mut cursor, tally, skip) {
             set.get(&self.shared, mover, tally);
-            set.scatter(mover, stream, tally);
+            set.scatter(&self.shared, mover, stream, tally);
         }
     }
 

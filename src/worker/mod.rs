@@ -42,8 +42,9 @@ use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Metadata, Run};
-use crate::stats::Stats;
+use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
+use crate::sync::{Clock, SystemClock};
 use batch::Tally;
 use mover::{Mover, Staging};
 use plan::PagePlan;
@@ -145,6 +146,17 @@ impl Worker {
         store: Arc<dyn Store>,
         mode: &Mode,
     ) -> Result<Self> {
+        Self::with_clock(config, engine, store, mode, Arc::new(SystemClock::new()))
+    }
+
+    /// [`Worker::new`] with a clock that says when statistics are due.
+    pub fn with_clock(
+        config: &Config,
+        engine: &Engine,
+        store: Arc<dyn Store>,
+        mode: &Mode,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
         let terms = engine.terms(config)?;
         let naming = Naming {
             scheme: terms.scheme,
@@ -164,6 +176,8 @@ impl Worker {
                 terms,
                 store,
                 config.lookup_chunk_blocks() as usize,
+                config.stats_interval(),
+                clock,
             )),
             naming,
             number_format: config.number_format().unwrap_or_default().to_owned(),
@@ -360,21 +374,25 @@ impl Handle {
         self.0.stats.snapshot()
     }
 
-    /// Requests (in one of their lives) with saves in flight.
-    pub fn saves_in_flight(&self) -> u64 {
-        let loads = self.0.parked.lock().running();
-        // A request has one or the other: it runs only after its load was reported.
-        self.0.finished.lock().in_flight().saturating_sub(loads) as u64
+    /// What is under way.
+    pub fn gauges(&self) -> Gauges {
+        self.0.gauges()
     }
 
-    /// Asynchronous loads that have not ended.
-    pub fn loads_in_flight(&self) -> u64 {
-        self.0.parked.lock().running() as u64
+    /// Where loads spent their time; zero unless `stats_interval` is set.
+    pub fn phase_times(&self) -> PhaseTimes {
+        self.0.timers.snapshot()
     }
 
-    /// The counters as Prometheus text.
+    /// All numbers as Prometheus text.
     pub fn prometheus(&self) -> String {
-        self.stats().prometheus(self.0.terms.global_rank)
+        let times = self.phase_times();
+        stats::prometheus(
+            &self.stats(),
+            &self.gauges(),
+            &times,
+            self.0.terms.global_rank,
+        )
     }
 
     /// What the engine has to arrange.

@@ -2,6 +2,8 @@
 //! outside the batch.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::batch::{Cursor, Tally};
 use super::fence::{Fence, SharedFence};
@@ -14,6 +16,7 @@ use crate::error::{Error, Kind};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Metadata, Run};
+use crate::stats::Phase;
 
 /// What the next step of a load does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +36,9 @@ struct LoadItem {
     fence: Arc<SharedFence>,
     gate: Arc<Gate>,
     next: Next,
+    /// Since when it waits for a thread; `None` once one has begun, or without statistics.
+    queued_at: Option<Instant>,
+    begun: bool,
     /// Taken at the first batch and held to the end, so that nobody else writes into the slots
     /// between get and scatter.
     set: Option<LoadSet>,
@@ -72,6 +78,7 @@ impl Worker {
             let gate = self.shared.parked.lock().begin(run.life(), run.ticket);
             match (&self.mover, &self.loads, &refused) {
                 (Some(mover), Some(loads), None) => {
+                    self.shared.queued.fetch_add(1, Ordering::Relaxed);
                     // A lane that was closed meanwhile gives the item back, and its end is told
                     // like that of any other.
                     drop(loads.push(Box::new(LoadItem {
@@ -83,6 +90,8 @@ impl Worker {
                         fence: Arc::clone(&fence),
                         gate,
                         next: Next::Fence,
+                        queued_at: self.shared.timers.now(),
+                        begun: false,
                         set: None,
                         tally: Tally::default(),
                         complete: false,
@@ -155,6 +164,14 @@ impl Worker {
 }
 
 impl LoadItem {
+    /// It is queued no more.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+            self.shared.timers.waited(self.queued_at.take());
+        }
+    }
+
     fn get(&mut self) -> Step {
         if self.set.is_none() {
             self.set = self.mover.load_sets.lock().pop();
@@ -163,10 +180,10 @@ impl LoadItem {
         let Some(set) = &mut self.set else {
             return Step::More;
         };
-        let some = set.batch.collect(
+        let some = set.collect(
+            &self.shared,
             &self.mover,
-            &self.metadata,
-            self.metadata.parked(),
+            (&self.metadata, self.metadata.parked()),
             &mut self.cursor,
             &mut self.tally,
             |_| false,
@@ -187,7 +204,12 @@ impl LoadItem {
         let Some(_held) = self.gate.enter() else {
             return Step::Done;
         };
-        set.scatter(&self.mover, Stream::default(), &mut self.tally);
+        set.scatter(
+            &self.shared,
+            &self.mover,
+            Stream::default(),
+            &mut self.tally,
+        );
         self.next = Next::Get;
         Step::More
     }
@@ -199,6 +221,7 @@ impl Item for LoadItem {
     }
 
     fn step(&mut self) -> Step {
+        self.begin();
         if self.gate.is_closed() {
             return Step::Done;
         }
@@ -208,7 +231,10 @@ impl Item for LoadItem {
                 Step::Done
             }
             Next::Fence => {
-                match self.fence.wait() {
+                let began = self.shared.timers.start();
+                let opened = self.fence.wait();
+                self.shared.timers.lap(Phase::Fence, began);
+                match opened {
                     Ok(true) => self.next = Next::Get,
                     Ok(false) => {}
                     Err(error) => {
@@ -230,6 +256,7 @@ impl Item for LoadItem {
 impl Drop for LoadItem {
     /// Runs when the item is done, was refused or dropped, or panicked: the request is told in any case.
     fn drop(&mut self) {
+        self.begin();
         if let Some(set) = self.set.take() {
             self.mover.load_sets.lock().push(set);
         }
@@ -277,6 +304,9 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
     );
     drop(parked);
     shared.finished.lock().end(run.life());
+    shared
+        .lines
+        .loaded(&shared.stats, &shared.timers, || shared.gauges());
     if let Some(text) = failure {
         tracing::warn!("request {}: asynchronous load: {text}", run.request_id);
     }

@@ -3,7 +3,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -15,8 +16,9 @@ use crate::error::{Error, Kind, Result};
 use crate::keys::Keys;
 use crate::link::{GroupInfo, Report};
 use crate::metadata::Life;
-use crate::stats::Counters;
+use crate::stats::{Counters, Gauges, Lines, Timers};
 use crate::store::{Presence, Store};
+use crate::sync::Clock;
 
 /// Keys and answers of one lookup, kept for the next.
 #[derive(Default)]
@@ -45,6 +47,10 @@ pub(super) struct Shared {
     pub terms: Terms,
     pub store: Arc<dyn Store>,
     pub stats: Counters,
+    pub timers: Timers,
+    pub lines: Lines,
+    /// Asynchronous loads that no thread has begun.
+    pub queued: AtomicU64,
     /// Present while a layout is registered.
     pub plan: RwLock<Option<Arc<PagePlan>>>,
     pub finished: Mutex<Finished>,
@@ -61,11 +67,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(terms: Terms, store: Arc<dyn Store>, lookup_chunk_blocks: usize) -> Self {
+    pub fn new(
+        terms: Terms,
+        store: Arc<dyn Store>,
+        lookup_chunk_blocks: usize,
+        stats_interval: Option<Duration>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self {
+            timers: Timers::new(stats_interval.is_some()),
+            lines: Lines::new(stats_interval, clock, terms.global_rank),
             terms,
             store,
             stats: Counters::default(),
+            queued: AtomicU64::new(0),
             plan: RwLock::new(None),
             finished: Mutex::default(),
             parked: crate::sync::Mutex::default(),
@@ -146,10 +161,34 @@ impl Shared {
                 .add(count(|one| matches!(one, Presence::Unknown(_))));
             match present.iter().position(|one| *one != Presence::Present) {
                 None => hits += blocks,
-                Some(miss) => return hits + miss / per_block,
+                Some(miss) => {
+                    self.count_holes(present, miss / per_block, per_block);
+                    return hits + miss / per_block;
+                }
             }
         }
         hits
+    }
+
+    /// Counts what lies stored behind the first missing block of an answer.
+    fn count_holes(&self, present: &[Presence], first_missing: usize, per_block: usize) {
+        let (mut holes, mut missing, mut behind, mut run) = (0, 0, 0, 0);
+        for block in present.chunks_exact(per_block).skip(first_missing) {
+            if block.iter().any(|one| *one != Presence::Present) {
+                run += 1;
+                continue;
+            }
+            behind += 1;
+            if run > 0 {
+                holes += 1;
+                missing += std::mem::take(&mut run);
+            }
+        }
+        self.stats.holes.add(holes);
+        self.stats.hole_blocks.add(missing);
+        self.stats
+            .tokens_behind_holes
+            .add(behind * u64::from(self.terms.tokens_per_block));
     }
 }
 
@@ -164,7 +203,19 @@ impl Shared {
         self.stats.lookups.add(1);
         self.stats.hit_blocks.add(hits as u64);
         self.scratch.lock().push(scratch);
+        self.lines.looked_up(&self.stats);
         hits
+    }
+
+    /// What is under way.
+    pub fn gauges(&self) -> Gauges {
+        let loads = self.parked.lock().running();
+        Gauges {
+            // A request has one or the other: it runs only after its load was reported.
+            saves_in_flight: self.finished.lock().in_flight().saturating_sub(loads) as u64,
+            loads_in_flight: loads as u64,
+            loads_queued: self.queued.load(Ordering::Relaxed),
+        }
     }
 
     pub fn groups(&self) -> Option<Arc<[GroupInfo]>> {

@@ -51,6 +51,9 @@ impl Worker {
                 std::mem::forget(mover);
             }
         }
+        self.shared
+            .lines
+            .flush(&self.shared.stats, &self.shared.timers);
         if stuck > 0 {
             bail!(
                 Busy,

@@ -249,7 +249,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
         worker.start_load(Stream::default()).unwrap();
         assert_eq!(worker.take_failed_loads(), [7]);
         worker.wait_for_save(Stream::default()).unwrap();
-        assert_eq!(worker.handle().saves_in_flight(), 0);
+        assert_eq!(worker.handle().gauges().saves_in_flight, 0);
         assert_eq!(worker.handle().stats().store_calls, 0);
     }
     // Announcements of loads that nobody began are kept, and harm nothing.

@@ -61,6 +61,8 @@ pub struct Setup {
     pub save_timeout_ms: u64,
     pub async_load: bool,
     pub supplies_fences: bool,
+    /// More fields of the configuration, each with a comma behind it.
+    pub more: &'static str,
     pub chunk: u32,
     pub groups: Vec<GroupShape>,
     pub slots: u64,
@@ -83,6 +85,7 @@ impl Default for Setup {
             save_timeout_ms: 20_000,
             async_load: false,
             supplies_fences: false,
+            more: "",
             chunk: 512,
             groups: vec![GroupShape {
                 id: 0,
@@ -98,9 +101,10 @@ impl Default for Setup {
 impl Setup {
     pub fn config(&self) -> Config {
         let text = format!(
-            r#"{{"model_key": "m", "role": "{}", "namespace": "{}", "transfer_batch_size": {},
+            r#"{{{} "model_key": "m", "role": "{}", "namespace": "{}", "transfer_batch_size": {},
                 "staging_buffer_bytes": {}, "async_load": {},
                 "kvbridge": {{"key_scheme": "{}", "lookup_chunk_blocks": {}, "save_timeout_ms": {}}}}}"#,
+            self.more,
             self.role,
             self.namespace,
             self.batch,
@@ -443,6 +447,13 @@ impl Rig {
         }
     }
 
+    /// Goes on with another worker, and a scheduler beside it, on the single rank.
+    pub fn replace_worker(&mut self, worker: Worker) {
+        let handle = worker.handle();
+        self.scheduler = Scheduler::new(handle.terms().clone(), handle.link().unwrap()).unwrap();
+        self.ranks[0].worker = worker;
+    }
+
     pub fn script(&self, script: Script) {
         self.faulty.set_script(script);
     }
@@ -721,8 +732,8 @@ impl Rig {
         self.stepper.run_all();
         let start = std::time::Instant::now();
         while self.ranks.iter().any(|rank| {
-            let handle = rank.worker.handle();
-            handle.saves_in_flight() + handle.loads_in_flight() > 0
+            let gauges = rank.worker.handle().gauges();
+            gauges.saves_in_flight + gauges.loads_in_flight > 0
         }) {
             assert!(start.elapsed() < Duration::from_secs(60), "saves hang");
             std::thread::yield_now();

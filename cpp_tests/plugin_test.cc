@@ -103,10 +103,25 @@ TEST_F(PluginCopies, ShareNothing) {
     host->finish(2);
   }
 
-  /* A handle of one is none to the other's text either. */
+  /* Nor the text of a failure. */
   EXPECT_EQ(one.entry(0), nullptr);
   EXPECT_NE(one.text(), "");
   EXPECT_EQ(other.text(), "");
+}
+
+TEST_F(PluginCopies, StayMappedWhenNothingOfThemRuns) {
+  plugin::Host host(first);
+  /* On a thread of its own: data of a thread that lives would keep any library mapped. */
+  std::thread([&] {
+    host.open("copies.mapped");
+    host.run(1, 1);
+    host.close();
+  }).join();
+  host.unload();
+  void* still = dlopen(first.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  ASSERT_NE(still, nullptr) << "the table is gone, and host's destructor will call it";
+  dlclose(still);
+  EXPECT_EQ(host.api->get_abi_version(), KVB_ABI_VERSION + 0u);
 }
 
 TEST_F(PluginCopies, AreClosedWhileTheirThreadsSave) {

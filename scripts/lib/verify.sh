@@ -107,13 +107,15 @@ calls_sanitizers() {
 
 check_sanitizers_work() {
   local program planted=$1/cpp_tests/kvbridge_planted
-  for program in kvbridge_tests kvbridge_plugin_test kvbridge_engine_tests kvbridge_replay_tests; do
+  for program in kvbridge_tests kvbridge_plugin_test kvbridge_plugin_exit kvbridge_engine_tests \
+    kvbridge_replay_tests; do
     must "$program is sanitized" calls_sanitizers "$1/cpp_tests/$program"
   done
   must "no defect is no report" "$planted" none
   must_find "an overflow" heap-buffer-overflow "$planted" overflow
   must_find "undefined behaviour" "signed integer overflow" "$planted" undefined
   must_find "a leak" "detected memory leaks" "$planted" leak
+  must_find "a handle that is never freed" kvb_config_from_json "$planted" handle
 }
 
 # ---- valgrind ----
@@ -127,12 +129,16 @@ under_valgrind() {
 # replays.
 check_valgrind() {
   local planted=$1/cpp_tests/kvbridge_planted
-  local program
+  local program end
   for program in kvbridge_tests kvbridge_plugin_test; do
     must "$program" under_valgrind "$1/cpp_tests/$program" --gtest_brief=1
+  done
+  for end in return close free; do
+    must "a process that ends by $end" under_valgrind "$1/cpp_tests/kvbridge_plugin_exit" "$end"
   done
   must "structs of other versions" under_valgrind "$1/cpp_tests/kvbridge_frozen_structs"
   must "no defect is no report" under_valgrind "$planted" none
   must_find "a leak" "definitely lost" under_valgrind "$planted" leak
+  must_find "a handle that is never freed" kvb_config_from_json under_valgrind "$planted" handle
   must_find "an overflow" "Invalid read" under_valgrind "$planted" overflow
 }

@@ -35,7 +35,7 @@ needs() {
 
 # ---- what is in it ----
 
-# names_no_place: no text in the package, and no search path of the library, has a folder in it where
+# names_no_place: neither a text in the package nor a search path of the library names a folder where
 # it was built or installed.
 names_no_place() {
   local found

@@ -134,7 +134,11 @@ check_package_consumers() {
   must "a project with find_package builds" \
     build_against_package cpp_tests/consumer "$2/find_package"
   must "plain commands with pkg-config build" by_plain_commands "$2/pkg-config"
-  for way in find_package pkg-config; do
+  # With the library that is there already, since building it takes minutes.
+  must "a project with add_subdirectory builds" \
+    build_against_package cpp_tests/consumer "$2/add_subdirectory" "-DKVBRIDGE_SOURCE=$PWD" \
+    "-DKVBRIDGE_PREBUILT=$1/lib/libkvbridge.so"
+  for way in find_package pkg-config add_subdirectory; do
     for program in direct through_static through_shared; do
       must "$way: $program" "$2/$way/$program"
     done

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "kvbridge/kvbridge.h"
+
 namespace {
 
 /* Volatile, so that no compiler sees through it. */
@@ -29,6 +31,19 @@ int leak() {
   return lost == nullptr ? 0 : 4;
 }
 
+/* A handle of the library, which Rust allocated. */
+int handle(bool is_freed) {
+  const std::string json = R"({"model_key": "m"})";
+  kvb_config* made = nullptr;
+  if (kvb_config_from_json(reinterpret_cast<const uint8_t*>(json.data()), json.size(), &made)) {
+    return 3;
+  }
+  if (is_freed) kvb_config_free(made);
+  /* A leak checker must not see it here. */
+  const_cast<kvb_config* volatile&>(made) = nullptr;
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -36,7 +51,8 @@ int main(int argc, char** argv) {
   if (which == "overflow") return overflow();
   if (which == "undefined") return undefined();
   if (which == "leak") return leak();
-  if (which == "none") return 0;
-  std::fputs("planted overflow|undefined|leak|none\n", stderr);
+  if (which == "handle") return handle(false);
+  if (which == "none") return handle(true);
+  std::fputs("planted overflow|undefined|leak|handle|none\n", stderr);
   return 2;
 }

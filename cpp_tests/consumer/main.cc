@@ -1,8 +1,9 @@
 #include <cstdio>
-#include <kvbridge/kvbridge.hpp>
+
+#include "notebook.h"
 
 int main() {
-  auto config = kvb::Config::from_json(R"({"model_key": "m"})");
-  std::puts(kvb_version());
-  return config.render().empty() || kvb_abi_version() != KVB_ABI_VERSION;
+  if (keep("a note") != "a note") return std::puts("the note is lost"), 1;
+  if (refusal("{}").find("model_key") == std::string::npos) return std::puts("no refusal"), 1;
+  std::puts("kept");
 }

@@ -14,14 +14,14 @@ must() {
   if "$@"; then echo "passed: $name"; else echo "failed: $name"; fi
 }
 
-# must_find NAME TEXT COMMAND...: reports whether the command fails and says TEXT, which stands for
-# the planted defect.
+# must_find NAME TEXT COMMAND...: reports whether the command fails and says TEXT, a regular
+# expression, which stands for the planted defect.
 must_find() {
   local name=$1 text=$2 said
   shift 2
   if said=$("$@" 2>&1); then
     echo "failed: $name was not found"
-  elif [[ $said == *"$text"* ]]; then
+  elif [[ $said =~ $text ]]; then
     echo "passed: $name was found"
   else
     printf '%s\n' "$said" "failed: $name: something else was found"
@@ -77,12 +77,37 @@ check_doxygen() {
     doxygen_with kvbridge.h '/Tokens per block; at least 1/d'
   must_find "a constant without a comment" "Member KVB_PANIC" \
     doxygen_with kvbridge.h '/A defect of the library, caught/d'
-  must_find "a method without a comment" "Member release()" \
+  must_find "a method without a comment" 'Member release\(\)' \
     doxygen_with kvbridge.hpp '/Gives the handle up/d'
   must_find "a reference to nothing" kvb_nothing \
     doxygen_with kvbridge.h 's/Frees a metadata/& as #kvb_nothing/'
   must_find "a parameter that is none" "argument 'nothing'" \
     doxygen_with kvbridge.h 's/Frees a metadata/@param nothing \0/'
+}
+
+# ---- misuse of handles ----
+
+# errors_of COMPILER ARGUMENT...: compiles the misuse of handles; says the errors alone, without the
+# lines of the source that a compiler shows with them.
+errors_of() {
+  local compiler=$1 said status=0
+  shift
+  # Without locale the quotes are plain.
+  said=$(LC_ALL=C "$compiler" -x c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -fsyntax-only \
+    -Iinclude "$@" cpp_tests/misuse.cc 2>&1) || status=$?
+  grep 'error:' <<<"$said" || true
+  return "$status"
+}
+
+# check_misuse COMPILER: each misuse is refused for its own reason, and the rest compiles.
+check_misuse() {
+  local macro error count=0
+  must "what is right compiles" errors_of "$1"
+  while read -r macro error; do
+    must_find "$macro" "$error" errors_of "$1" "-D$macro"
+    count=$((count + 1))
+  done < <(sed -nE 's|^#ifdef ([A-Z_]+) /\* (.+) \*/$|\1 \2|p' cpp_tests/misuse.cc)
+  must "every case was compiled" test "$count" -eq "$(grep -c '^#if' cpp_tests/misuse.cc)"
 }
 
 # ---- sanitizers ----
@@ -107,13 +132,15 @@ calls_sanitizers() {
 
 check_sanitizers_work() {
   local program planted=$1/cpp_tests/kvbridge_planted
-  for program in kvbridge_tests kvbridge_plugin_test kvbridge_engine_tests kvbridge_replay_tests; do
+  for program in kvbridge_tests kvbridge_plugin_test kvbridge_plugin_exit kvbridge_engine_tests \
+    kvbridge_replay_tests; do
     must "$program is sanitized" calls_sanitizers "$1/cpp_tests/$program"
   done
   must "no defect is no report" "$planted" none
   must_find "an overflow" heap-buffer-overflow "$planted" overflow
   must_find "undefined behaviour" "signed integer overflow" "$planted" undefined
   must_find "a leak" "detected memory leaks" "$planted" leak
+  must_find "a handle that is never freed" "Handle<.*kvb_config>" "$planted" handle
 }
 
 # ---- valgrind ----
@@ -127,12 +154,16 @@ under_valgrind() {
 # replays.
 check_valgrind() {
   local planted=$1/cpp_tests/kvbridge_planted
-  local program
+  local program end
   for program in kvbridge_tests kvbridge_plugin_test; do
     must "$program" under_valgrind "$1/cpp_tests/$program" --gtest_brief=1
+  done
+  for end in return close free; do
+    must "a process that ends by $end" under_valgrind "$1/cpp_tests/kvbridge_plugin_exit" "$end"
   done
   must "structs of other versions" under_valgrind "$1/cpp_tests/kvbridge_frozen_structs"
   must "no defect is no report" under_valgrind "$planted" none
   must_find "a leak" "definitely lost" under_valgrind "$planted" leak
+  must_find "a handle that is never freed" "Handle<.*kvb_config>" under_valgrind "$planted" handle
   must_find "an overflow" "Invalid read" under_valgrind "$planted" overflow
 }

@@ -168,8 +168,8 @@ TEST(Handles, OutputsChangeOnlyOnSuccess) {
   EXPECT_TRUE(is_async);
   uint64_t loading = 5;
   kvb_ids saved{&loading, 3}, loaded{&loading, 4};
-  EXPECT_EQ(kvb_worker_get_finished(server.worker.get(), nullptr, 0, &loading, 1, &saved, &loaded),
-            KVB_UNSUPPORTED);
+  EXPECT_EQ(kvb_worker_get_finished(server.worker.get(), nullptr, 0, nullptr, 1, &saved, &loaded),
+            KVB_NULL_POINTER);
   EXPECT_EQ(saved.count, 3u);
   EXPECT_EQ(loaded.count, 4u);
   bool pinned = true;

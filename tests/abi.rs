@@ -62,10 +62,11 @@ fn structs_are_laid_out_as_released() {
         kvb_fence { kind event wait context }
         kvb_stats {
             struct_size lookups lookup_blocks hit_blocks lookup_keys missing_keys
-            failed_lookup_keys holes hole_blocks tokens_behind_holes loaded_pages loaded_bytes
-            failed_load_pages bad_seals failed_load_requests load_calls saved_pages saved_bytes
+            failed_lookup_keys loaded_pages loaded_bytes
+            failed_load_pages bad_seals failed_load_requests saved_pages saved_bytes
             already_stored_pages no_space_pages failed_save_pages dropped_save_pages store_calls
-            saves_in_flight loads_in_flight loads_queued load_queue_ns load_resolve_ns
+            saves_in_flight loads_in_flight loads_queued holes hole_blocks
+            tokens_behind_holes load_calls load_queue_ns load_resolve_ns
             load_fence_ns load_describe_ns load_get_ns load_unstage_ns load_sync_ns
             load_resolve_cpu_ns load_fence_cpu_ns load_describe_cpu_ns load_get_cpu_ns
             load_unstage_cpu_ns load_sync_cpu_ns

@@ -867,6 +867,45 @@ typedef struct kvb_stats {
   uint64_t saves_in_flight;
   /** Asynchronous loads in flight now, also those that nobody waits for any more. */
   uint64_t loads_in_flight;
+  /** Those of them that no thread has begun. */
+  uint64_t loads_queued;
+  /** Runs of missing blocks with a stored block behind them, in the answers to lookups. */
+  uint64_t holes;
+  /** Missing blocks in them. */
+  uint64_t hole_blocks;
+  /** Tokens of stored blocks behind the first missing one: they are computed all the same. */
+  uint64_t tokens_behind_holes;
+  /** Calls of the pool that loads made. */
+  uint64_t load_calls;
+  /**
+   * Time that asynchronous loads waited for a thread, in nanoseconds. This and the times below
+   * stay 0 unless stats_interval is set.
+   */
+  uint64_t load_queue_ns;
+  /** Time of loads: which pages, under which keys. In nanoseconds on the wall, as all of these. */
+  uint64_t load_resolve_ns;
+  /** Waiting for allocation fences. */
+  uint64_t load_fence_ns;
+  /** Where the bytes are to land. */
+  uint64_t load_describe_ns;
+  /** The pool's calls. */
+  uint64_t load_get_ns;
+  /** From staging memory into the cache. */
+  uint64_t load_unstage_ns;
+  /** Waiting for the device. */
+  uint64_t load_sync_ns;
+  /** The same as load_resolve_ns on the CPU of the thread, as the fields that follow. */
+  uint64_t load_resolve_cpu_ns;
+  /** Waiting for allocation fences, on the CPU. */
+  uint64_t load_fence_cpu_ns;
+  /** Where the bytes are to land, on the CPU. */
+  uint64_t load_describe_cpu_ns;
+  /** The pool's calls, on the CPU. */
+  uint64_t load_get_cpu_ns;
+  /** From staging memory into the cache, on the CPU. */
+  uint64_t load_unstage_cpu_ns;
+  /** Waiting for the device, on the CPU. */
+  uint64_t load_sync_cpu_ns;
 } kvb_stats;
 
 /**

@@ -81,12 +81,6 @@ pub struct kvb_stats {
     pub missing_keys: u64,
     /// Keys of lookups that got no definite answer; they count as misses.
     pub failed_lookup_keys: u64,
-    /// Runs of missing blocks with a stored block behind them, in the answers to lookups.
-    pub holes: u64,
-    /// Missing blocks in them.
-    pub hole_blocks: u64,
-    /// Tokens of stored blocks behind the first missing one: they are computed all the same.
-    pub tokens_behind_holes: u64,
     /// Pages that were loaded into the cache.
     pub loaded_pages: u64,
     /// Their bytes.
@@ -97,8 +91,6 @@ pub struct kvb_stats {
     pub bad_seals: u64,
     /// Requests that lost a page.
     pub failed_load_requests: u64,
-    /// Calls of the pool that loads made.
-    pub load_calls: u64,
     /// Pages that the pool took.
     pub saved_pages: u64,
     /// Their bytes.
@@ -119,6 +111,14 @@ pub struct kvb_stats {
     pub loads_in_flight: u64,
     /// Those of them that no thread has begun.
     pub loads_queued: u64,
+    /// Runs of missing blocks with a stored block behind them, in the answers to lookups.
+    pub holes: u64,
+    /// Missing blocks in them.
+    pub hole_blocks: u64,
+    /// Tokens of stored blocks behind the first missing one: they are computed all the same.
+    pub tokens_behind_holes: u64,
+    /// Calls of the pool that loads made.
+    pub load_calls: u64,
     /// Time that asynchronous loads waited for a thread, in nanoseconds. This and the times below
     /// stay 0 unless stats_interval is set.
     pub load_queue_ns: u64,

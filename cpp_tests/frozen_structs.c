@@ -189,7 +189,7 @@ void kvb_metadata_free(void *metadata);
 #define PAGE 64      /* bytes */
 #define SLOTS 4      /* pages */
 #define FAR 1024     /* more than any struct has grown by since */
-#define TAIL 2 * FAR /* bytes that a struct of some later version has more */
+#define TAIL (2 * FAR) /* bytes that a struct of some later version has more */
 #define MARK 0xee
 
 static void expect(bool holds, const char *what, int line) {

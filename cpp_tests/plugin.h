@@ -121,7 +121,10 @@ struct Host {
     step.pages = &pages;
     step.page_lists = 1;
     step.scheduled_tokens = prompt.size() - offered;
-    kvb_pass pass{sizeof pass, &step, 1};
+    kvb_pass pass{};
+    pass.struct_size = sizeof pass;
+    pass.steps = &step;
+    pass.step_count = 1;
     kvb_metadata* metadata = nullptr;
     ok(api->scheduler_build(scheduler, &pass, &metadata));
     ok(api->worker_bind(worker, metadata, nullptr));

@@ -1,6 +1,7 @@
 //! Sizes and offsets of everything that crosses the boundary. `KVB_BLESS=1` rewrites the golden file;
 //! what is released there may only grow at the end of structs that begin with struct_size.
 
+use kvbridge::ffi::explain::kvb_explanation;
 use kvbridge::ffi::fence::kvb_fence;
 use kvbridge::ffi::layout::{kvb_group, kvb_pool, kvb_region};
 use kvbridge::ffi::metadata::kvb_summary;
@@ -70,6 +71,10 @@ fn structs_are_laid_out_as_released() {
             load_fence_ns load_describe_ns load_get_ns load_unstage_ns load_sync_ns
             load_resolve_cpu_ns load_fence_cpu_ns load_describe_cpu_ns load_get_cpu_ns
             load_unstage_cpu_ns load_sync_cpu_ns
+        }
+        kvb_explanation {
+            struct_size reason offered_tokens blocks stored_blocks missing_block group_id rank code
+            other_world
         }
         kvb_step {
             request_id new_tokens pages page_lists computed_position scheduled_tokens

@@ -419,7 +419,11 @@ fn every_counter_is_explained() {
     let names: Vec<_> = fields.iter().skip(1).map(|field| &field.name).collect();
     // The struct grows at its end, so that its order is another.
     let (counts, times) = names.split_at(counters.len());
-    let sorted = |list: &[&String]| list.iter().map(|name| (*name).clone()).collect::<BTreeSet<_>>();
+    let sorted = |list: &[&String]| {
+        list.iter()
+            .map(|name| (*name).clone())
+            .collect::<BTreeSet<_>>()
+    };
     assert_eq!(sorted(counts), counters.iter().cloned().collect());
     // The times are explained by their prefix, in one row.
     assert!(

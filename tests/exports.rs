@@ -63,6 +63,7 @@ const TABLE: &[&str] = &[
     "kvb_keys_page_key",
     "kvb_scheduler_reserve",
     "kvb_scheduler_release_reservation",
+    "kvb_worker_explain",
 ];
 const ENTRY: &str = "kvb_plugin_entry";
 

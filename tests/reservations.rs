@@ -58,10 +58,10 @@ fn accept(rig: &mut Rig, reservation: u64, id: u64) -> (Vec<i32>, Arc<Metadata>)
     (pages, built)
 }
 
-/// Blocks of the parked runs.
-fn parked(metadata: &Metadata) -> Vec<std::ops::Range<u32>> {
+/// First block and end of each parked run.
+fn parked(metadata: &Metadata) -> Vec<(u32, u32)> {
     let runs = metadata.parked().runs().iter();
-    runs.map(|run| run.first_block..run.first_block + run.blocks)
+    runs.map(|run| (run.first_block, run.first_block + run.blocks))
         .collect()
 }
 
@@ -70,7 +70,7 @@ fn what_is_accepted_travels_once_and_is_reported_by_reservation() {
     let (mut rig, tokens) = stocked(true);
     assert_eq!(reserve(&mut rig, &tokens, 0, 900), BLOCKS * T);
     let (pages, built) = accept(&mut rig, 900, 7);
-    assert_eq!(parked(&built), [0..6]);
+    assert_eq!(parked(&built), [(0, 6)]);
     assert!(parked(&accept(&mut rig, 900, 7).1).is_empty());
     rig.bind(&built);
     rig.drain();
@@ -87,8 +87,8 @@ fn what_is_accepted_travels_once_and_is_reported_by_reservation() {
     };
     rig.scheduler.build(&[step]).unwrap();
     let kind = rig.ranks[0].cache.parts()[0];
-    for block in 0..BLOCKS {
-        let found = rig.ranks[0].cache.read(kind, pages[block]);
+    for (block, &page) in pages[..BLOCKS].iter().enumerate() {
+        let found = rig.ranks[0].cache.read(kind, page);
         assert!(found == rig::content(&tokens, block, kind, 0, found.len()));
     }
 }
@@ -117,7 +117,7 @@ fn parts_are_released_once_from_both_ends() {
     assert_eq!(reserve(&mut rig, &tokens, T, 900), 3 * T);
     assert_eq!(reserve(&mut rig, &tokens, 2 * T, 900), 2 * T);
     let (_, built) = accept(&mut rig, 900, 7);
-    assert_eq!(parked(&built), [1..4]);
+    assert_eq!(parked(&built), [(1, 4)]);
     // It travelled: nothing is held any more.
     rig.scheduler
         .release_reservation(900, 0, 6 * T as u64)
@@ -156,7 +156,7 @@ fn unknown_duplicate_and_stale_ids_change_nothing() {
         .reserve(&request(8, &tokens), 0, 901)
         .unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument);
-    assert_eq!(parked(&accept(&mut rig, 901, 7).1), [0..6]);
+    assert_eq!(parked(&accept(&mut rig, 901, 7).1), [(0, 6)]);
     rig.scheduler.reset(7);
     reserve(&mut rig, &tokens, 0, 902);
     rig.scheduler.finished(7, FinishReason::Cancelled);
@@ -204,7 +204,7 @@ fn a_pass_that_is_refused_accepts_nothing() {
     assert_eq!(error.kind(), Kind::Contradiction);
     assert!(parked(&rig.scheduler.build(&[]).unwrap()).is_empty());
     let built = rig.scheduler.build_accepting(&[], &[accepted]).unwrap();
-    assert_eq!(parked(&built), [0..6]);
+    assert_eq!(parked(&built), [(0, 6)]);
 }
 
 #[test]

@@ -1068,6 +1068,85 @@ kvb_status kvb_worker_shutdown(kvb_worker *worker, uint64_t deadline_ms);
  */
 void kvb_worker_free(kvb_worker *worker);
 
+/* ==== why a prompt gets the offer that it gets ==== */
+
+/** kvb_explanation.reason: every whole block is offered. */
+#define KVB_EXPLAIN_COMPLETE 0
+
+/** kvb_explanation.reason: all is stored, but the block of the last token stays to compute. */
+#define KVB_EXPLAIN_LAST_TOKEN 1
+
+/** kvb_explanation.reason: a page is not in the pool. */
+#define KVB_EXPLAIN_ABSENT 2
+
+/** kvb_explanation.reason: the pool did not say whether it has a page. */
+#define KVB_EXPLAIN_NO_ANSWER 3
+
+/**
+ * kvb_explanation.reason: a page is not in the pool, but servers with another number of ranks or
+ * another page format have it.
+ */
+#define KVB_EXPLAIN_OTHER_GEOMETRY 4
+
+/** kvb_explanation.reason: the local match ends inside a block. */
+#define KVB_EXPLAIN_UNALIGNED 5
+
+/** kvb_explanation.reason: no layout is registered. */
+#define KVB_EXPLAIN_NO_LAYOUT 6
+
+/** kvb_explanation.reason: the role does not read. */
+#define KVB_EXPLAIN_ROLE 7
+
+/** kvb_explanation.reason: the request carries media without digests. */
+#define KVB_EXPLAIN_MEDIA 8
+
+/** kvb_explanation.reason: with a drafter only prefill-only requests take part. */
+#define KVB_EXPLAIN_NOT_CONTEXT_ONLY 9
+
+/** What the pool has of a prompt, and what ends the offer. */
+typedef struct kvb_explanation {
+  /** sizeof(kvb_explanation) */
+  uint32_t struct_size;
+  /** KVB_EXPLAIN_*. */
+  int32_t reason;
+  /** Tokens that a match would be answered with. */
+  uint64_t offered_tokens;
+  /** Blocks of the prompt that have a hash. */
+  uint64_t blocks;
+  /** Those of them that are stored in every layer group and shard, wherever they stand. */
+  uint64_t stored_blocks;
+  /** Ordinal of the block whose page is missing; 0 when the reason is no page. */
+  uint64_t missing_block;
+  /** Its layer group. */
+  uint32_t group_id;
+  /** The rank whose shard is missing; -1 for a page that all ranks share, or no page. */
+  int32_t rank;
+  /** The pool's code with KVB_EXPLAIN_NO_ANSWER, otherwise 0. */
+  int32_t code;
+  /**
+   * With KVB_EXPLAIN_OTHER_GEOMETRY the number of ranks of the servers that have it; 0 when
+   * it is their page format that differs.
+   */
+  uint32_t other_world;
+} kvb_explanation;
+
+/**
+ * Explains what a match would be answered with now, in numbers and as text of some lines: which
+ * blocks are stored, and for the first one that is not, why. Blocks whose load failed before are
+ * known to the scheduler alone, whose offers end before them. Asks the pool for every block of the
+ * prompt; for tools and for looking into single requests. Counts nothing.
+ *
+ * Blocks: for existence questions to the pool.
+ * Errors: KVB_INVALID_ARGUMENT, as kvb_scheduler_match; KVB_CLOSED; KVB_TOO_SMALL.
+ */
+kvb_status kvb_worker_explain(const kvb_worker *worker,
+                              const kvb_request *request,
+                              uint64_t local_tokens,
+                              kvb_explanation *out,
+                              char *buffer,
+                              size_t capacity,
+                              size_t *out_needed);
+
 /* ==== one leader's or owner's decisions ==== */
 
 /** kvb_scheduler_finished: it has its output. */
@@ -1520,6 +1599,14 @@ typedef struct kvb_api {
                                               uint64_t reservation_id,
                                               uint64_t from_token,
                                               uint64_t to_token);
+  /** kvb_worker_explain */
+  kvb_status (*worker_explain)(const kvb_worker *worker,
+                               const kvb_request *request,
+                               uint64_t local_tokens,
+                               kvb_explanation *out,
+                               char *buffer,
+                               size_t capacity,
+                               size_t *out_needed);
 } kvb_api;
 
 /**

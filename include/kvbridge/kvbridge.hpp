@@ -407,6 +407,28 @@ class Worker : public detail::Owner<kvb_worker, kvb_worker_free> {
     return blocks;
   }
 
+  /** Why a prompt gets the offer that it gets: numbers, and text for people. */
+  struct Explanation : kvb_explanation {
+    std::string text; /**< Some lines. */
+  };
+  /** Explains what a match would be answered with, see kvb_worker_explain. */
+  Explanation explain(const kvb_request& request, uint64_t local_tokens) const {
+    Explanation out{};
+    out.struct_size = sizeof(kvb_explanation);
+    size_t needed = 0;
+    kvb_status status =
+        kvb_worker_explain(get(), &request, local_tokens, &out, nullptr, 0, &needed);
+    while (status == KVB_TOO_SMALL) {
+      // The pool may change between two calls, and with it the text.
+      std::vector<char> buffer(needed + 64);
+      status = kvb_worker_explain(get(), &request, local_tokens, &out, buffer.data(), buffer.size(),
+                                  &needed);
+      if (status == KVB_OK) out.text = buffer.data();
+    }
+    check(status);
+    return out;
+  }
+
   /** Binds the metadata of the next pass, see kvb_worker_bind. */
   void bind(const Metadata& metadata, const kvb_fence* fence = nullptr) {
     check(try_bind(metadata, fence));

@@ -14,6 +14,7 @@
 )]
 
 pub mod config;
+pub mod explain;
 pub mod fence;
 pub mod global;
 pub mod keys;

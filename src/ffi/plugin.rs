@@ -1,6 +1,7 @@
 //! For hosts that load the library with `dlopen`: one symbol, one number to check, one table.
 
 use super::config::*;
+use super::explain::*;
 use super::fence::kvb_fence;
 use super::global::*;
 use super::guard::guard_or;
@@ -298,6 +299,16 @@ pub struct kvb_api {
         from_token: u64,
         to_token: u64,
     ) -> kvb_status,
+    /// kvb_worker_explain
+    pub worker_explain: unsafe extern "C" fn(
+        worker: *const kvb_worker,
+        request: *const kvb_request,
+        local_tokens: u64,
+        out: *mut kvb_explanation,
+        buffer: *mut c_char,
+        capacity: usize,
+        out_needed: *mut usize,
+    ) -> kvb_status,
 }
 
 static API: kvb_api = kvb_api {
@@ -355,6 +366,7 @@ static API: kvb_api = kvb_api {
     keys_page_key: kvb_keys_page_key,
     scheduler_reserve: kvb_scheduler_reserve,
     scheduler_release_reservation: kvb_scheduler_release_reservation,
+    worker_explain: kvb_worker_explain,
 };
 
 /// The table of all functions, for hosts that load the library with dlopen: look this symbol up

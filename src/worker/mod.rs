@@ -9,10 +9,12 @@
 //! - `save.rs`: the other direction
 //! - `parked.rs`: the loads of requests that wait for them; `fence.rs`: what such a load waits for
 //! - `finished.rs`: which requests' pages are the engine's again
+//! - `explain.rs`: why a prompt gets the offer that it gets
 //! - `pass.rs`: bind, get_finished: what a pass tells the worker
 //! - `shutdown.rs`: the end
 
 mod batch;
+mod explain;
 mod fence;
 mod finished;
 mod load;
@@ -27,6 +29,7 @@ mod shutdown;
 #[cfg(test)]
 mod tests;
 
+pub use explain::{Explanation, Missing, Other, Question, Why};
 pub use fence::{Fence, Wait};
 
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::explain::{Other, others};
 use crate::engine::Terms;
 use crate::error::{Result, bail};
 use crate::keys::{Geometry, Naming, PageFormat, Shard, Template};
@@ -23,12 +24,25 @@ pub(super) struct PageKind {
     pub writes: bool,
 }
 
+/// Whose page a key of a lookup names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// The engine's id of the layer group.
+    pub group: u32,
+    /// The rank whose shard it is; `None` for what all ranks share.
+    pub rank: Option<u32>,
+}
+
 /// The pages of a block on the registered layout.
 #[derive(Debug)]
 pub(super) struct PagePlan {
     pub kinds: Vec<PageKind>,
     /// Keys of a block that must all exist for a hit: every group, every shard.
     pub lookup: Vec<Template>,
+    /// Whose page each of them is.
+    pub owners: Vec<Owner>,
+    /// What other servers would call the pages, for explanations: by layer group.
+    pub others: Vec<(u32, Other, Template)>,
     pub groups: Arc<[GroupInfo]>,
     sealed: bool,
 }
@@ -43,6 +57,8 @@ impl PagePlan {
         let mut plan = Self {
             kinds: Vec::new(),
             lookup: Vec::new(),
+            owners: Vec::new(),
+            others: others(terms, naming, layout),
             groups: layout
                 .groups()
                 .iter()
@@ -97,9 +113,14 @@ impl PagePlan {
             layer_ids: &group.group().layer_ids,
             region_sizes: &sizes,
         };
+        let owner = |rank| Owner {
+            group: group.group().id,
+            rank,
+        };
         let own = match part {
             Part::Sharded => {
                 for rank in 0..terms.world {
+                    self.owners.push(owner(Some(rank)));
                     let shard = Shard::Rank {
                         world: terms.world,
                         rank,
@@ -117,6 +138,7 @@ impl PagePlan {
             }
             Part::Replicated => {
                 let template = Template::page(naming, &geometry, Shard::Replicated)?;
+                self.owners.push(owner(None));
                 self.lookup.push(template.clone());
                 template
             }

@@ -121,10 +121,15 @@ impl Shared {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Blocks per existence question, each with so many keys.
+    pub fn chunk_blocks(&self, keys_per_block: usize) -> usize {
+        let most = self.store.capabilities().keys_per_call / keys_per_block.max(1);
+        self.lookup_chunk_blocks.min(most).max(1)
+    }
+
     fn lookup_chunks(&self, plan: &PagePlan, hashes: &[u8], scratch: &mut Scratch) -> usize {
         let per_block = plan.lookup.len();
-        let most = self.store.capabilities().keys_per_call / per_block;
-        let chunk_blocks = self.lookup_chunk_blocks.min(most).max(1);
+        let chunk_blocks = self.chunk_blocks(per_block);
         let mut hits = 0;
         for chunk in hashes.chunks(chunk_blocks * self.terms.hash_bytes()) {
             let blocks = chunk.len() / self.terms.hash_bytes();

@@ -46,7 +46,7 @@ impl Built {
 }
 
 /// Bytes of a buffer, enough for every text.
-pub const ROOM: u64 = 4096;
+pub const ROOM: u64 = 8192;
 /// What a pointer gets that leads nowhere: a host's NULL with a field's offset, and the like.
 const NOWHERE: [u64; 3] = [8, 64, 4088];
 

@@ -112,7 +112,7 @@ pub const SPARE: usize = 64;
 impl Arena {
     pub fn new() -> Self {
         Self {
-            memory: vec![FILL; 2048].into_boxed_slice(),
+            memory: vec![FILL; 4096].into_boxed_slice(),
             used: 4,
         }
     }

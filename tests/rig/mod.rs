@@ -63,6 +63,8 @@ pub struct Setup {
     pub supplies_fences: bool,
     /// More fields of the configuration, each with a comma behind it.
     pub more: &'static str,
+    /// The same for the part that is only this library's.
+    pub kvbridge: &'static str,
     pub chunk: u32,
     pub groups: Vec<GroupShape>,
     pub slots: u64,
@@ -86,6 +88,7 @@ impl Default for Setup {
             async_load: false,
             supplies_fences: false,
             more: "",
+            kvbridge: "",
             chunk: 512,
             groups: vec![GroupShape {
                 id: 0,
@@ -103,13 +106,14 @@ impl Setup {
         let text = format!(
             r#"{{{} "model_key": "m", "role": "{}", "namespace": "{}", "transfer_batch_size": {},
                 "staging_buffer_bytes": {}, "async_load": {},
-                "kvbridge": {{"key_scheme": "{}", "lookup_chunk_blocks": {}, "save_timeout_ms": {}}}}}"#,
+                "kvbridge": {{{} "key_scheme": "{}", "lookup_chunk_blocks": {}, "save_timeout_ms": {}}}}}"#,
             self.more,
             self.role,
             self.namespace,
             self.batch,
             self.staging,
             self.async_load,
+            self.kvbridge,
             self.scheme,
             self.chunk,
             self.save_timeout_ms

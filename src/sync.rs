@@ -4,9 +4,10 @@
 //! loom's, which runs a test in every order that the threads could take. loom knows no time: a
 //! timed wait there lasts until it is notified.
 
-pub use primitives::{Condvar, JoinHandle, Mutex, MutexGuard, spawn};
+pub use primitives::{AtomicBool, Condvar, JoinHandle, Mutex, MutexGuard, spawn};
 
 pub use std::sync::Arc;
+pub use std::sync::atomic::Ordering;
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ mod primitives {
     use std::time::Duration;
 
     pub use parking_lot::{Mutex, MutexGuard};
+    pub use std::sync::atomic::AtomicBool;
     pub use std::thread::JoinHandle;
 
     /// A condition variable for [`Mutex`].
@@ -63,6 +65,7 @@ mod primitives {
     use std::ops::{Deref, DerefMut};
     use std::time::Duration;
 
+    pub use loom::sync::atomic::AtomicBool;
     pub use loom::thread::JoinHandle;
 
     /// loom's mutex with parking_lot's face.

@@ -18,6 +18,13 @@ mod explain;
 mod fence;
 mod finished;
 mod load;
+#[cfg(all(test, loom))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+mod loom;
 mod mover;
 mod park;
 mod parked;
@@ -26,7 +33,7 @@ mod plan;
 mod save;
 mod shared;
 mod shutdown;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use explain::{Explanation, Missing, Other, Question, Why};

@@ -1,22 +1,28 @@
 //! The asynchronous loads of requests that wait outside the batch: which are in flight, which are
 //! done, which the engine announced. A poll looks only at those that changed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use hashbrown::{HashMap, HashSet};
 
 use crate::metadata::Life;
-use crate::sync::{Arc, Mutex, MutexGuard};
+use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// Stops one load. A batch is scattered under its lock, so that whoever passes the gate after
 /// closing it knows that no more is written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Gate {
     closed: AtomicBool,
     scattering: Mutex<()>,
 }
 
 impl Gate {
+    /// An open one.
+    pub fn new() -> Self {
+        Self {
+            closed: AtomicBool::new(false),
+            scattering: Mutex::new(()),
+        }
+    }
+
     /// The load ends at its next step. Does not wait.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
@@ -80,7 +86,7 @@ pub(super) struct Parked {
 impl Parked {
     /// A load of this life begins. One of an earlier life is nobody's any more.
     pub fn begin(&mut self, life: Life, ticket: u64) -> Arc<Gate> {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(Gate::new());
         let load = Load {
             generation: life.1,
             ticket,

@@ -1,0 +1,129 @@
+//! What the load threads share with the engine's thread, in every order that they could take. Run
+//! with `RUSTFLAGS="--cfg loom" cargo test --release --lib worker::loom`.
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::thread;
+
+use super::fence::{Fence, SharedFence, Wait};
+use super::finished::Finished;
+use super::parked::{Ending, Gate, Parked};
+use crate::error::Result;
+use crate::sync::{Arc, Mutex};
+
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+/// Once a closed gate was passed, the pages are the engine's: nothing is written into them.
+#[test]
+fn nothing_is_written_behind_a_gate_that_was_passed() {
+    model(|| {
+        let gate = Arc::new(Gate::new());
+        let given_back = Arc::new(AtomicBool::new(false));
+        let load = {
+            let (gate, given_back) = (Arc::clone(&gate), Arc::clone(&given_back));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if gate.is_closed() {
+                        return;
+                    }
+                    if let Some(_held) = gate.enter() {
+                        assert!(!given_back.load(Ordering::Acquire));
+                        thread::yield_now();
+                        assert!(!given_back.load(Ordering::Acquire));
+                    }
+                }
+            })
+        };
+        gate.close();
+        gate.pass();
+        given_back.store(true, Ordering::Release);
+        load.join().unwrap();
+    });
+}
+
+/// A load ends while the engine announces and polls: it is reported once.
+#[test]
+fn a_load_is_reported_once_however_end_and_announcement_meet() {
+    model(|| {
+        let parked = Arc::new(Mutex::new(Parked::default()));
+        parked.lock().begin((1, 5), 1);
+        let load = {
+            let parked = Arc::clone(&parked);
+            thread::spawn(move || parked.lock().end((1, 5), Ending::Landed))
+        };
+        let mut reported = 0;
+        parked.lock().announce(1);
+        parked.lock().report(|_| reported += 1);
+        load.join().unwrap();
+        parked.lock().report(|_| reported += 1);
+        parked.lock().report(|_| reported += 1);
+        assert_eq!(reported, 1);
+        assert_eq!(parked.lock().running(), 0);
+    });
+}
+
+/// The request ends while its load does: no result is reported, and the pages come back only when
+/// the load has ended.
+#[test]
+fn a_finish_beside_the_end_of_a_load_gives_the_pages_back_behind_it() {
+    model(|| {
+        let parked = Arc::new(Mutex::new(Parked::default()));
+        let finished = Arc::new(Mutex::new(Finished::default()));
+        let written = Arc::new(AtomicBool::new(false));
+        finished.lock().begin((1, 5));
+        let gate = parked.lock().begin((1, 5), 1);
+        let load = {
+            let (parked, finished) = (Arc::clone(&parked), Arc::clone(&finished));
+            let written = Arc::clone(&written);
+            thread::spawn(move || {
+                if let Some(_held) = gate.enter() {
+                    written.store(true, Ordering::Release);
+                }
+                parked.lock().end((1, 5), Ending::Landed);
+                written.store(false, Ordering::Release);
+                finished.lock().end((1, 5));
+            })
+        };
+        parked.lock().announce(1);
+        finished.lock().announce(1, 5);
+        parked.lock().withdraw(1, u64::MAX);
+        let mut back = false;
+        finished.lock().report(|_, _| back = true);
+        // While it may be written the pages are not back.
+        assert!(!back || !written.load(Ordering::Acquire));
+        load.join().unwrap();
+        finished.lock().report(|_, _| back = true);
+        assert!(back);
+        parked.lock().report(|_| panic!("nobody waits for it"));
+    });
+}
+
+struct Counted(AtomicUsize);
+
+impl Wait for Counted {
+    fn wait(&self) -> Result<bool> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(true)
+    }
+}
+
+/// The loads of one bind wait for its fence once, all of them.
+#[test]
+fn a_fence_is_waited_for_once() {
+    model(|| {
+        let door = Arc::new(Counted(AtomicUsize::new(0)));
+        let fence = Fence::Given(Arc::clone(&door) as Arc<dyn Wait>);
+        let fence = Arc::new(SharedFence::new(fence));
+        let other = {
+            let fence = Arc::clone(&fence);
+            thread::spawn(move || fence.wait().unwrap())
+        };
+        assert!(fence.wait().unwrap());
+        assert_eq!(door.0.load(Ordering::SeqCst), 1);
+        assert!(other.join().unwrap());
+        assert_eq!(door.0.load(Ordering::SeqCst), 1);
+    });
+}

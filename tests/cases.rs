@@ -16,6 +16,7 @@ mod rig;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use kvbridge::device::memory::Source;
 use kvbridge::device::{HostMemory, Stream};
@@ -24,6 +25,7 @@ use kvbridge::error::Kind;
 use kvbridge::keys::{Keys, Scope, Tokens};
 use kvbridge::layout::{Group, Layout, Part, Region};
 use kvbridge::scheduler::{FinishReason, GroupPages, Request, Step};
+use kvbridge::store::embedded::Pool;
 use kvbridge::store::faulty::{Action, Call, Rule, Which};
 use kvbridge::store::{Pieces, PutOptions, PutOutcome, Store, code};
 use rig::{Rig, Setup, T, pool, prompt, request, rule, two_groups};
@@ -873,5 +875,55 @@ fn owners_under_attention_dp_and_single_ranks_share_pages() {
             rig.drain();
             assert_eq!(rig.stored(), 15);
         }
+    }
+}
+
+/// A clock that moves on by itself, by as much each time it is asked.
+struct Running {
+    now: std::sync::atomic::AtomicU64,
+    by: std::sync::atomic::AtomicU64,
+}
+
+impl kvbridge::lane::Clock for Running {
+    fn now(&self) -> Duration {
+        use std::sync::atomic::Ordering::Relaxed;
+        Duration::from_millis(self.now.fetch_add(self.by.load(Relaxed), Relaxed))
+    }
+}
+
+#[test]
+fn case_49_bytes_that_are_read_after_the_lease_are_not_scattered() {
+    use std::sync::atomic::Ordering::Relaxed;
+    for async_load in [false, true] {
+        let clock = Arc::new(Running {
+            now: 0.into(),
+            by: 0.into(),
+        });
+        let lease = Duration::from_millis(50);
+        let pool = Pool::new(1 << 22, 0.05, lease, Arc::clone(&clock) as Arc<_>).unwrap();
+        let tokens = prompt(1, 4 * T + 1);
+        let setup = Setup {
+            async_load,
+            ..Setup::default()
+        };
+        Rig::on(setup.clone(), Arc::clone(&pool)).publish(1, &tokens);
+        let mut rig = Rig::on(setup, pool);
+        assert_eq!(rig.admit(7, &tokens) as usize, 4 * T);
+        let before = rig.ranks[0].cache.snapshot();
+        // The transfer takes 100 ms.
+        clock.by.store(100, Relaxed);
+        let metadata = rig.build(if async_load { &[] } else { &[(7, 1)] });
+        rig.bind(&metadata);
+        rig.start_load().unwrap();
+        rig.drain();
+        clock.by.store(0, Relaxed);
+        let failed = match async_load {
+            true => rig.poll_all(&[7]).unwrap().failed,
+            false => rig.ranks[0].worker.take_failed_loads().to_vec(),
+        };
+        assert_eq!(failed, [7]);
+        assert!(rig.ranks[0].cache.snapshot() == before);
+        let stats = rig.stats();
+        assert_eq!((stats.loaded_pages, stats.failed_load_pages), (0, 4));
     }
 }

@@ -30,6 +30,8 @@ pub mod code {
     pub const TOO_LARGE: i32 = -20_004;
     /// This handle was closed.
     pub const CLOSED: i32 = -20_005;
+    /// The read took longer than the lease that it had on the object.
+    pub const LEASE_EXPIRED: i32 = -20_006;
 }
 
 /// Answer to "is this key in the pool?".

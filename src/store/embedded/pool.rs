@@ -261,6 +261,7 @@ impl Shared {
     pub fn get(&self, keys: &Keys, mut targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
         out.clear();
         out.reserve(keys.len());
+        let began = nanos(self.clock.now());
 
         let mut state = self.state.lock();
         let mut reads = state.spare_reads.pop().unwrap_or_default();
@@ -286,6 +287,15 @@ impl Shared {
                 && let Some(outcome) = out.get_mut(read.key)
             {
                 *outcome = GetOutcome::Failed(code::UNREACHABLE_MEMORY);
+            }
+        }
+        // What is read here is pinned and cannot have changed. But a read that outlives its lease
+        // is one that no other pool vouches for, and users shall meet that here first.
+        let took = nanos(self.clock.now()).saturating_sub(began);
+        if self.lease_ttl > 0 && took > self.lease_ttl {
+            let landed = |outcome: &&mut GetOutcome| matches!(outcome, GetOutcome::Landed(_));
+            for outcome in out.iter_mut().filter(landed) {
+                *outcome = GetOutcome::Failed(code::LEASE_EXPIRED);
             }
         }
 

@@ -39,6 +39,7 @@ impl World<'_> {
         let log = std::mem::take(&mut self.pool.state().log);
         for seen in &log {
             self.check_page(seen)?;
+            self.tally.saved_pages += u64::from(seen.call == Call::Put);
         }
         Ok(())
     }
@@ -59,7 +60,9 @@ impl World<'_> {
         {
             broken!(
                 "a page in the pool is what its key says",
-                "kind {} of block {:x}", known.kind, known.block
+                "kind {} of block {:x}",
+                known.kind,
+                known.block
             );
         }
         Ok(())
@@ -96,7 +99,10 @@ impl World<'_> {
                 .iter()
                 .map(|seen| format!("{:?}{}", seen.call, if seen.good { "" } else { "!" }))
                 .collect();
-            format!("step: save on server {server} rank {rank}: {}, {step:?}", calls.join(" "))
+            format!(
+                "step: save on server {server} rank {rank}: {}, {step:?}",
+                calls.join(" ")
+            )
         });
         for seen in &log {
             self.check_page(seen)?;
@@ -115,7 +121,8 @@ impl World<'_> {
             if owners.is_empty() || !mine {
                 broken!(
                     "only what was computed is published",
-                    "rank {rank} asks the pool about kind {} of a block that is not due", known.kind
+                    "rank {rank} asks the pool about kind {} of a block that is not due",
+                    known.kind
                 );
             }
             if seen.call == Call::Put {
@@ -160,7 +167,10 @@ impl World<'_> {
                 if part.done & wanted != wanted {
                     broken!(
                         "what was computed is published",
-                        "rank {rank}: block {} of request {} (life {})", part.block, part.id, part.life
+                        "rank {rank}: block {} of request {} (life {})",
+                        part.block,
+                        part.id,
+                        part.life
                     );
                 }
             }
@@ -171,7 +181,11 @@ impl World<'_> {
     /// Every token that counts as computed has its KV on every rank.
     pub fn check_computed(&self) -> Outcome {
         for (server, hosts) in self.servers.iter().enumerate() {
-            for req in hosts.reqs.iter().filter(|req| !req.lost && req.is_admitted()) {
+            for req in hosts
+                .reqs
+                .iter()
+                .filter(|req| !req.lost && req.is_admitted())
+            {
                 for (rank, host) in hosts.ranks.iter().enumerate() {
                     for (kind, what) in self.setup.kinds.iter().enumerate() {
                         for block in 0..req.computed.div_ceil(T) {
@@ -188,7 +202,8 @@ impl World<'_> {
                                 if found[place..place + 8] != kv {
                                     broken!(
                                         "no computed token lacks its KV",
-                                        "server {server} rank {rank} request {} token {token} kind {kind}", req.id
+                                        "server {server} rank {rank} request {} token {token} kind {kind}",
+                                        req.id
                                     );
                                 }
                             }
@@ -227,7 +242,11 @@ impl World<'_> {
             self.check()?;
             let hosts = &self.servers[server];
             if !hosts.pins.is_empty() {
-                broken!("in the end all is free", "{} requests are pinned", hosts.pins.len());
+                broken!(
+                    "in the end all is free",
+                    "{} requests are pinned",
+                    hosts.pins.len()
+                );
             }
             if hosts.free.iter().any(|free| free.len() != SLOTS) {
                 broken!("in the end all is free", "pages are missing");
@@ -252,7 +271,10 @@ impl World<'_> {
         for object in state.objects.iter().filter(|object| !object.damaged) {
             let known = self.oracle.pages.get(&object.key);
             if known.is_none_or(|known| known.bytes != object.bytes[..PAGE]) {
-                broken!("a page in the pool is what its key says", "found at the end");
+                broken!(
+                    "a page in the pool is what its key says",
+                    "found at the end"
+                );
             }
         }
         Ok(())

@@ -180,7 +180,10 @@ impl World<'_> {
             let in_flight = items.any(|item| {
                 item.server == server
                     && item.rank == rank
-                    && item.parts.iter().any(|part| part.life == pin.req.life && part.must)
+                    && item
+                        .parts
+                        .iter()
+                        .any(|part| part.life == pin.req.life && part.must)
             });
             if in_flight {
                 broken!(
@@ -212,13 +215,15 @@ impl World<'_> {
                 if req.lost && !req.lost_known && !told {
                     broken!(
                         "a lost page is reported",
-                        "request {} lacks pages and is not handed back", req.id
+                        "request {} lacks pages and is not handed back",
+                        req.id
                     );
                 }
                 if told && !req.lost && !perhaps.contains(&req.id) {
                     broken!(
                         "what arrived is not handed back",
-                        "request {} has all its pages", req.id
+                        "request {} has all its pages",
+                        req.id
                     );
                 }
                 req.lost_known |= req.lost;

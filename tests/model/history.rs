@@ -166,7 +166,8 @@ impl World<'_> {
     fn weights(&self, server: usize) -> Vec<(Kind, usize)> {
         let hosts = &self.servers[server];
         let reqs = &hosts.reqs;
-        let count = |wanted: &dyn Fn(usize) -> bool| (0..reqs.len()).filter(|&at| wanted(at)).count();
+        let count =
+            |wanted: &dyn Fn(usize) -> bool| (0..reqs.len()).filter(|&at| wanted(at)).count();
         let matched = count(&|at| reqs[at].state == State::Matched);
         let ready = count(&|at| self.is_ready(server, at));
         let complete = count(&|at| self.is_complete(server, &reqs[at]));
@@ -193,7 +194,7 @@ impl World<'_> {
         vec![
             (Kind::Match, if_any(waiting, 10) + if few { 12 } else { 1 }),
             (Kind::Requery, if_any(matched, 6)),
-            (Kind::Cancel, if_any(offered, 7)),
+            (Kind::Cancel, if_any(offered, 11)),
             (Kind::Allocate, if_any(matched, 20)),
             (
                 Kind::Build,
@@ -211,16 +212,22 @@ impl World<'_> {
             (Kind::Start, start),
             (Kind::Forward, forward),
             (Kind::Save, save),
-            (Kind::Drop, if_any(usize::from(!at_rest) + hosts.built.len(), 4)),
-            (Kind::Step, if_any(self.items.len(), 16 + 6 * self.items.len().min(4))),
+            (
+                Kind::Drop,
+                if_any(usize::from(!at_rest) + hosts.built.len(), 4),
+            ),
+            (
+                Kind::Step,
+                if_any(self.items.len(), 16 + 6 * self.items.len().min(4)),
+            ),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
-            (Kind::Finish, if_any(complete, 10)),
+            (Kind::Finish, if_any(complete, 20)),
             (Kind::Abort, if_any(reqs.len(), 2)),
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
             (Kind::Poll, 2 + if_any(hosts.announce.len(), 6)),
             (Kind::Reset, if_any(resets, 2)),
-            (Kind::Restart, if_any(restarts, 5)),
-            (Kind::Repage, if_any(repages, 6)),
+            (Kind::Restart, if_any(restarts, 19)),
+            (Kind::Repage, if_any(repages, 24)),
             (Kind::Evict, 2),
             (Kind::Damage, 2),
             (Kind::FailExist, 2),

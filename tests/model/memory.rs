@@ -134,9 +134,7 @@ impl Cache {
         let mut at = 0;
         for region in &self.regions[self.kinds[kind].clone()] {
             let place = page as usize * region.size;
-            region
-                .memory
-                .read(place, &mut bytes[at..at + region.size]);
+            region.memory.read(place, &mut bytes[at..at + region.size]);
             at += region.size;
         }
         bytes

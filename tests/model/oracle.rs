@@ -4,9 +4,7 @@
 
 use std::collections::HashMap;
 
-use kvbridge::keys::{
-    Chain, Geometry, Keys, Naming, Scheme, Scope, Shard, Template, Tokens, seed,
-};
+use kvbridge::keys::{Chain, Geometry, Keys, Naming, Scheme, Scope, Shard, Template, Tokens, seed};
 use kvbridge::layout::Part;
 use kvbridge::page::seal;
 
@@ -96,8 +94,9 @@ impl Oracle {
             };
             match kind.part {
                 Part::Replicated => add(99, Shard::Replicated),
-                Part::Sharded => (0..world)
-                    .for_each(|rank| add(u64::from(rank), Shard::Rank { world, rank })),
+                Part::Sharded => {
+                    (0..world).for_each(|rank| add(u64::from(rank), Shard::Rank { world, rank }))
+                }
             }
         }
         Self {
@@ -158,8 +157,7 @@ impl Oracle {
             ..scope(scope_number)
         };
         let seed = seed(Scheme::Kvb1, &scope).unwrap();
-        let mut chain =
-            Chain::new(Scheme::Kvb1, T as u32, self.lookahead as u32, seed).unwrap();
+        let mut chain = Chain::new(Scheme::Kvb1, T as u32, self.lookahead as u32, seed).unwrap();
         chain.extend(Tokens::I32(tokens)).unwrap();
         for block in 0..blocks {
             let mark = self.block(marks, block);

@@ -162,7 +162,8 @@ impl World<'_> {
         if offer.is_async || !tokens.is_multiple_of(T) || (tokens > 0 && end >= req.prompt) {
             broken!(
                 "an offer is whole blocks and leaves a token",
-                "request {id}: {offer:?} behind {local} of {} tokens", req.prompt
+                "request {id}: {offer:?} behind {local} of {} tokens",
+                req.prompt
             );
         }
         let mut most = ((req.prompt - 1) / T).min(self.oracle.blocks(req.prompt));
@@ -248,9 +249,10 @@ impl World<'_> {
         let (from, to) = (given.start as u64, given.end as u64);
         if open.end - open.start > 2 * T {
             // A hole must not be cut.
-            let hole = hosts
-                .scheduler
-                .cancel_load(req.id, (open.start + T) as u64, (open.end - T) as u64);
+            let hole =
+                hosts
+                    .scheduler
+                    .cancel_load(req.id, (open.start + T) as u64, (open.end - T) as u64);
             if hole.is_ok() {
                 broken!("an illegal call is refused", "a hole in {open:?}");
             }
@@ -417,7 +419,8 @@ impl World<'_> {
             if self.try_allocated(server, req.id, tokens, &pages).is_ok() {
                 broken!(
                     "an illegal call is refused",
-                    "allocated {}: {tokens} tokens of {offered} on {pages:?}: {what}", req.id
+                    "allocated {}: {tokens} tokens of {offered} on {pages:?}: {what}",
+                    req.id
                 );
             }
         }

@@ -19,7 +19,10 @@ pub fn shrink(bench: &mut Bench, history: &History, invariant: &str) -> Run {
             next.events.drain(from..to);
             runs += 1;
             let run = replay(bench, &next, false);
-            if run.failure.is_some_and(|failure| failure.invariant == invariant) {
+            if run
+                .failure
+                .is_some_and(|failure| failure.invariant == invariant)
+            {
                 // What came after the failure is gone, too.
                 best.events = run.history.events;
                 shorter = true;

@@ -141,7 +141,10 @@ impl Req {
         let prefix = token + 1 + lookahead;
         match self.marks.get(prefix) {
             Some(mark) => *mark,
-            None => mix(self.marks[self.tokens.len()], 7_000 + token as u64 + self.life),
+            None => mix(
+                self.marks[self.tokens.len()],
+                7_000 + token as u64 + self.life,
+            ),
         }
     }
 
@@ -223,8 +226,9 @@ pub struct Rank {
     pub cache: Cache,
     /// Ids that were announced and not reported.
     pub awaited: Vec<u64>,
-    /// An error is due: loads of a pass were dropped under TP.
+    /// An error is due, surely or perhaps: loads of a pass were dropped under TP.
     pub owes_error: bool,
+    pub may_owe_error: bool,
 }
 
 pub struct Server {
@@ -313,6 +317,7 @@ impl<'a> World<'a> {
                         cache,
                         awaited: Vec::new(),
                         owes_error: false,
+                        may_owe_error: false,
                     }
                 })
                 .collect();

@@ -257,7 +257,7 @@ impl World<'_> {
         }
         for hosts in &mut self.servers {
             for rank in &mut hosts.ranks {
-                let saving = rank.worker.handle().saves_in_flight();
+                let saving = rank.worker.handle().gauges().saves_in_flight;
                 if saving != 0 {
                     broken!("in the end all is free", "{saving} saves are in flight");
                 }

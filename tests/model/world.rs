@@ -426,7 +426,7 @@ impl<'a> World<'a> {
         if self.threads {
             let ranks = self.servers[server].ranks.iter();
             return ranks
-                .map(|rank| rank.worker.handle().saves_in_flight())
+                .map(|rank| rank.worker.handle().gauges().saves_in_flight)
                 .any(|count| count > 0);
         }
         let mut items = self.items.iter().filter(|item| item.server == server);

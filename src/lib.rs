@@ -11,7 +11,7 @@
 //!
 //! | layer | modules | may use |
 //! | --- | --- | --- |
-//! | leaves | `error`, `sync` | nothing of ours |
+//! | leaves | `error`, `plant`, `sync` | nothing of ours |
 //! | pure | `config`, `engine`, `keys`, `layout`, `link`, `metadata`, `page`, `stats` | leaves, pure |
 //! | effects | `device`, `lane`, `node`, `staging`, `store` | leaves, pure, effects |
 //! | halves | `scheduler`, `worker` | all above, but not each other: they meet in [`link`] and [`metadata`] |
@@ -31,6 +31,10 @@ pub mod link;
 pub mod metadata;
 pub mod node;
 pub mod page;
+#[cfg(not(kvb_plant))]
+mod plant;
+#[cfg(kvb_plant)]
+pub mod plant;
 pub mod scheduler;
 pub mod staging;
 pub mod stats;

@@ -9,6 +9,7 @@ use super::{FailedBlock, GENERATIONS, GroupPages, Offer, Request, Scheduler};
 use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Chain, Scope, Seed, TokenDigest, seed};
 use crate::link::GroupInfo;
+use crate::plant::{self, Bug};
 
 const NOTHING: Offer = Offer {
     tokens: 0,
@@ -144,7 +145,12 @@ impl Scheduler {
         // At least one token stays to compute.
         let mut usable =
             (record.prompt_tokens.saturating_sub(1) / size).min(record.chain.block_count() as u64);
-        if let Some(failed) = self.failed_from.get(&id) {
+        if plant::is(Bug::LastToken) {
+            usable = record.chain.block_count() as u64;
+        }
+        if let Some(failed) = self.failed_from.get(&id)
+            && !plant::is(Bug::FailedOfferedAgain)
+        {
             usable = usable.min(u64::from(failed.block));
         }
         let usable = usable * size;
@@ -168,6 +174,10 @@ impl Scheduler {
         let end = match &offered.before {
             Some(before) if local < offered.known.start => before.end,
             _ => offered.known.end,
+        };
+        let end = match plant::is(Bug::OfferEndMoves) {
+            true => end + local.saturating_sub(offered.known.start),
+            false => end,
         };
         // A failure heard of since the pool was asked cuts a remembered answer as well.
         end.min(usable).max(local)

@@ -10,6 +10,7 @@ use crate::error::{Result, bail};
 use crate::keys::{Scheme, TokenDigest, Tokens};
 use crate::link::GroupInfo;
 use crate::metadata::{Metadata, Transfers};
+use crate::plant::{self, Bug};
 
 /// Passes whose fate may be open at once; older ones count as never run.
 const OPEN_PASSES: usize = 64;
@@ -262,6 +263,10 @@ impl Scheduler {
             let tokens = step.computed_position + restored + step.scheduled_tokens;
             let mut frontier = tokens / size;
             // Most steps complete no block: they need not look any further.
+            if plant::is(Bug::PagesCount) {
+                frontier = u64::MAX;
+            }
+            let counted = frontier;
             if frontier > u64::from(record.confirmed) {
                 frontier = frontier
                     .min(record.chain.block_count() as u64)
@@ -278,6 +283,12 @@ impl Scheduler {
                     pass,
                 );
                 saved_up_to = Some(frontier);
+                if plant::is(Bug::DraftsCounted) {
+                    saved_up_to = u32::try_from(counted).ok();
+                }
+                if plant::is(Bug::WatermarkAtBuild) {
+                    record.confirmed = frontier;
+                }
             }
         }
         if emitted_load || saved_up_to.is_some() {
@@ -314,8 +325,10 @@ fn emit_saves(
     record.retries = retries;
     let mut block = record.confirmed;
     while block < frontier {
-        let wanted =
-            |block: u32| !record.loaded.contains(&block) && record.has_pages(groups, block);
+        let wanted = |block: u32| {
+            !is_loaded(record, block)
+                && (record.has_pages(groups, block) || plant::is(Bug::MinusOne))
+        };
         let start = (block..frontier)
             .find(|&block| wanted(block))
             .unwrap_or(frontier);
@@ -328,6 +341,11 @@ fn emit_saves(
         block = end;
     }
     record.ever_saved |= saves.runs().len() > before;
+}
+
+/// Blocks that came from the pool are there already.
+fn is_loaded(record: &Record, block: u32) -> bool {
+    record.loaded.contains(&block) && !plant::is(Bug::LoadedWrittenBack)
 }
 
 /// Appends one run of blocks that all have a page in every group.

@@ -6,6 +6,7 @@ use super::GroupPages;
 use crate::error::{Result, bail};
 use crate::keys::{Chain, Seed};
 use crate::link::GroupInfo;
+use crate::plant::{self, Bug};
 
 /// Records kept for their memory at most.
 pub(super) const SPARES: usize = 64;
@@ -248,7 +249,7 @@ impl Record {
             else {
                 continue;
             };
-            if list.replace {
+            if list.replace && !plant::is(Bug::ReplacementAppended) {
                 known.clear();
             }
             let overlap = known.len().saturating_sub(list.first_block as usize);

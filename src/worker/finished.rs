@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use crate::metadata::Life;
+use crate::plant::{self, Bug};
 
 /// The transfers in flight of all requests, and the announcements that wait for them.
 #[derive(Debug, Default)]
@@ -30,7 +31,7 @@ impl Finished {
             return;
         };
         *count -= 1;
-        if *count == 0 {
+        if *count == 0 || plant::is(Bug::PinDropped) {
             self.queued.remove(&life);
             self.drained.push(life.0);
         }
@@ -63,6 +64,7 @@ impl Finished {
                 .range((id, 0)..=(id, generation))
                 .next()
                 .is_none()
+                || plant::is(Bug::ReportedEarly)
             {
                 self.announced.remove(&id);
                 out(id, generation);

@@ -9,6 +9,7 @@ use super::{EndedLife, Worker};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::{Life, Metadata, Run};
+use crate::plant::{self, Bug};
 
 impl Worker {
     /// Loads what the bound metadata restores; on return the pages are in the cache, ordered before
@@ -119,7 +120,9 @@ impl Worker {
     /// request again, nothing of it ever is: also not by a metadata that was built before the
     /// engine heard of it. Under TP the error is all that the engine gets.
     fn give_up(&mut self, life: Life) {
-        if let Some(bound) = &mut self.bound {
+        if let Some(bound) = &mut self.bound
+            && !plant::is(Bug::LostStillSaved)
+        {
             bound.drop_lives(std::iter::once(life));
         }
         if !self.shared.terms.restarts_requests() {
@@ -143,6 +146,9 @@ impl Worker {
     pub(super) fn abandon_loads(&mut self) -> Option<Error> {
         let bound = self.bound.as_mut()?;
         if std::mem::replace(&mut bound.loads_started, true) {
+            return None;
+        }
+        if plant::is(Bug::DroppedLoadsCount) {
             return None;
         }
         let metadata = Arc::clone(&bound.metadata);

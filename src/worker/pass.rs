@@ -6,6 +6,7 @@ use super::fence::Fence;
 use super::{Bound, EndedLife, Worker};
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::{Life, Metadata, Run};
+use crate::plant::{self, Bug};
 
 /// How many passes ahead of `bind` an engine may build: so many calls of `bind` later a life that
 /// ended can no longer be named by an older metadata.
@@ -72,13 +73,17 @@ impl Worker {
     /// Whether the pages of this life were given back already, as far as is known.
     pub(super) fn is_over(&self, life: Life) -> bool {
         let mut ended = self.ended.iter();
-        ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation)
+        !plant::is(Bug::StaleMetadata)
+            && ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation)
     }
 
     /// Takes out of the bound metadata, and of those that are bound later, what the local scheduler
     /// forgot since the last call.
     pub(super) fn hear_of_ended_lives(&mut self) {
         let mut ended = self.shared.ended.lock();
+        if plant::is(Bug::ResetKeepsSaves) {
+            return ended.clear();
+        }
         if let Some(bound) = &mut self.bound {
             bound.drop_lives(ended.iter().copied());
         }
@@ -142,6 +147,7 @@ impl Worker {
             queue.announce(id, self.newest_bound);
             if let Some(bound) = &mut self.bound
                 && let Some(generation) = bound.newest_life(id)
+                && !plant::is(Bug::EndKeepsSaves)
             {
                 bound.drop_lives(std::iter::once((id, generation)));
             }

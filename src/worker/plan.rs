@@ -9,6 +9,7 @@ use crate::keys::{Geometry, Naming, PageFormat, Shard, Template};
 use crate::layout::{GroupLayout, Layout, Part};
 use crate::link::GroupInfo;
 use crate::page::FOOTER_BYTES;
+use crate::plant::{self, Bug};
 
 /// One kind of page: the sharded or the replicated part of one layer group.
 #[derive(Debug, Clone)]
@@ -119,7 +120,8 @@ impl PagePlan {
         };
         let own = match part {
             Part::Sharded => {
-                for rank in 0..terms.world {
+                let left_out = u32::from(plant::is(Bug::ShardLeftOut) && terms.world > 1);
+                for rank in 0..terms.world - left_out {
                     self.owners.push(owner(Some(rank)));
                     let shard = Shard::Rank {
                         world: terms.world,

@@ -16,6 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::keys::Keys;
 use crate::link::{GroupInfo, Report};
 use crate::metadata::Life;
+use crate::plant::{self, Bug};
 use crate::stats::{Counters, Gauges, Lines, Timers};
 use crate::store::{Presence, Store};
 use crate::sync::Clock;
@@ -144,7 +145,7 @@ impl Shared {
             self.stats.lookup_blocks.add(blocks as u64);
             self.stats.lookup_keys.add(scratch.keys.len() as u64);
             let present = &scratch.present[..];
-            if present.len() != scratch.keys.len() {
+            if present.len() != scratch.keys.len() && !plant::is(Bug::ShortAnswerHits) {
                 // A broken answer says nothing about any key.
                 self.stats.failed_lookup_keys.add(scratch.keys.len() as u64);
                 tracing::warn!(
@@ -164,7 +165,12 @@ impl Shared {
             self.stats
                 .failed_lookup_keys
                 .add(count(|one| matches!(one, Presence::Unknown(_))));
-            match present.iter().position(|one| *one != Presence::Present) {
+            let is_miss = |one: &Presence| match one {
+                Presence::Present => false,
+                Presence::Absent => true,
+                Presence::Unknown(_) => !plant::is(Bug::UnknownHits),
+            };
+            match present.iter().position(is_miss) {
                 None => hits += blocks,
                 Some(miss) => {
                     self.count_holes(present, miss / per_block, per_block);

@@ -1,0 +1,282 @@
+//! What must hold after every event, and at the end.
+
+use kvbridge::scheduler::FinishReason;
+
+use crate::oracle::shard;
+use crate::pool::{Call, Seen};
+use crate::random::Rng;
+use crate::setup::{PAGE, T};
+use crate::world::{Outcome, SLOTS, World, broken};
+
+impl World<'_> {
+    /// After every event.
+    pub fn check(&mut self) -> Outcome {
+        self.check_log()?;
+        for server in 0..self.servers.len() {
+            for rank in 0..self.servers[server].ranks.len() {
+                let mut changed = None;
+                let cache = &mut self.servers[server].ranks[rank].cache;
+                cache.changes(|kind, page, _| changed = Some((kind, page)));
+                if let Some((kind, page)) = changed {
+                    broken!(
+                        "only pages of running loads are written",
+                        "server {server} rank {rank}: page {page} of kind {kind} was written to"
+                    );
+                }
+            }
+        }
+        let live = self.live();
+        self.tally.most_live = self.tally.most_live.max(live);
+        self.tally.events += 1;
+        if self.tally.events.is_multiple_of(16) {
+            self.check_computed()?;
+        }
+        Ok(())
+    }
+
+    /// Calls of the pool in events that are no step of an item.
+    fn check_log(&mut self) -> Outcome {
+        let log = std::mem::take(&mut self.pool.state().log);
+        for seen in &log {
+            self.check_page(seen)?;
+            self.tally.saved_pages += u64::from(seen.call == Call::Put);
+        }
+        Ok(())
+    }
+
+    /// What a put left in the pool is what its key says.
+    fn check_page(&self, seen: &Seen) -> Outcome {
+        let Some(known) = self.oracle.pages.get(&seen.key) else {
+            let key = String::from_utf8_lossy(&seen.key).into_owned();
+            broken!("every key names a known block", "{:?} of {key}", seen.call);
+        };
+        if seen.call != Call::Put {
+            return Ok(());
+        }
+        let state = self.pool.state();
+        if let Some(object) = state.find(&seen.key)
+            && !object.damaged
+            && object.bytes[..PAGE] != known.bytes
+        {
+            broken!(
+                "a page in the pool is what its key says",
+                "kind {} of block {:x}",
+                known.kind,
+                known.block
+            );
+        }
+        Ok(())
+    }
+
+    /// A step of one pending item.
+    pub fn do_step(&mut self, mut rng: Rng) -> Outcome<bool> {
+        if self.threads {
+            std::thread::yield_now();
+            return Ok(true);
+        }
+        if self.items.is_empty() {
+            return Ok(false);
+        }
+        // One thread works on one item after the other of its rank.
+        let index = rng.below(self.items.len());
+        let own = (self.items[index].server, self.items[index].rank);
+        let index = self
+            .items
+            .iter()
+            .position(|item| (item.server, item.rank) == own)
+            .unwrap_or(index);
+        self.step(index)?;
+        Ok(true)
+    }
+
+    fn step(&mut self, index: usize) -> Outcome {
+        self.check_log()?;
+        let step = self.stepper.step(index);
+        let log = std::mem::take(&mut self.pool.state().log);
+        let (server, rank) = (self.items[index].server, self.items[index].rank);
+        self.tell(|| {
+            let calls: Vec<String> = log
+                .iter()
+                .map(|seen| format!("{:?}{}", seen.call, if seen.good { "" } else { "!" }))
+                .collect();
+            format!(
+                "step: save on server {server} rank {rank}: {}, {step:?}",
+                calls.join(" ")
+            )
+        });
+        for seen in &log {
+            self.check_page(seen)?;
+            let known = &self.oracle.pages[&seen.key];
+            let mine = self.oracle.key(known.block, known.kind, rank) == seen.key.as_slice();
+            let item = &mut self.items[index];
+            let mut owners = Vec::new();
+            for part in &mut item.parts {
+                if part.mark == known.block {
+                    if seen.call == Call::Put || seen.good {
+                        part.done |= 1 << known.kind;
+                    }
+                    owners.push((part.id, part.life, part.block));
+                }
+            }
+            if owners.is_empty() || !mine {
+                broken!(
+                    "only what was computed is published",
+                    "rank {rank} asks the pool about kind {} of a block that is not due",
+                    known.kind
+                );
+            }
+            if seen.call == Call::Put {
+                self.tally.saved_pages += 1;
+                let hosts = &mut self.servers[server];
+                let owned = |life: u64| {
+                    let mut pins = hosts.pins.iter();
+                    hosts.reqs.iter().any(|req| req.life == life)
+                        || pins.any(|pin| pin.req.life == life && !pin.reported[rank])
+                };
+                if !owners.iter().any(|owner| owned(owner.1)) {
+                    broken!(
+                        "pages that were given back are not read",
+                        "rank {rank} puts a block of {owners:?}"
+                    );
+                }
+                // The scheduler hears of what its own worker could not save.
+                if !seen.good && rank == 0 {
+                    let sure = owners.len() == 1;
+                    for (_, life, block) in owners {
+                        if let Some(req) = hosts.reqs.iter_mut().find(|req| req.life == life) {
+                            match sure {
+                                true => {
+                                    req.retries.insert(block, hosts.builds);
+                                }
+                                false => req.perhaps.push(block),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        if step == Some(kvbridge::lane::Step::Done) {
+            let item = self.items.remove(index);
+            let mut wanted = 0u32;
+            for (number, kind) in self.setup.kinds.iter().enumerate() {
+                if kind.part == kvbridge::layout::Part::Sharded || rank == 0 {
+                    wanted |= 1 << number;
+                }
+            }
+            for part in item.parts.iter().filter(|part| part.must) {
+                if part.done & wanted != wanted {
+                    broken!(
+                        "what was computed is published",
+                        "rank {rank}: block {} of request {} (life {})",
+                        part.block,
+                        part.id,
+                        part.life
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every token that counts as computed has its KV on every rank.
+    pub fn check_computed(&self) -> Outcome {
+        for (server, hosts) in self.servers.iter().enumerate() {
+            for req in hosts
+                .reqs
+                .iter()
+                .filter(|req| !req.lost && req.is_admitted())
+            {
+                for (rank, host) in hosts.ranks.iter().enumerate() {
+                    for (kind, what) in self.setup.kinds.iter().enumerate() {
+                        for block in 0..req.computed.div_ceil(T) {
+                            let page = req.pages[what.group][block];
+                            if page < 0 {
+                                continue;
+                            }
+                            let found = host.cache.read(kind, page);
+                            let shard = shard(self.setup, kind, rank);
+                            for token in block * T..req.computed.min((block + 1) * T) {
+                                let mark = req.mark(token, self.setup.lookahead);
+                                let kv = crate::oracle::kv(mark, kind, shard).to_le_bytes();
+                                let place = token % T * 8;
+                                if found[place..place + 8] != kv {
+                                    broken!(
+                                        "no computed token lacks its KV",
+                                        "server {server} rank {rank} request {} token {token} kind {kind}",
+                                        req.id
+                                    );
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The history is over: everything ends, and everything is free.
+    pub fn finish(&mut self) -> Outcome {
+        self.tell(|| "the end: everything is finished".to_owned());
+        self.check_computed()?;
+        while !self.items.is_empty() {
+            self.step(0)?;
+        }
+        let rng = Rng::new(7);
+        for server in 0..self.servers.len() {
+            self.do_take_failed(server, rng.clone())?;
+            while !self.servers[server].reqs.is_empty() {
+                // What is not computed yet never will be: all passes are thrown away.
+                self.servers[server].built.clear();
+                self.end(server, 0, FinishReason::Ended, &mut Rng::new(1))?;
+            }
+            self.do_poll(server, rng.clone())?;
+            let start = std::time::Instant::now();
+            while self.threads && !self.servers[server].pins.is_empty() {
+                if start.elapsed().as_secs() > 20 {
+                    broken!("what has ended is reported", "still waiting after 20 s");
+                }
+                std::thread::yield_now();
+                self.do_poll(server, rng.clone())?;
+            }
+            self.check()?;
+            let hosts = &self.servers[server];
+            if !hosts.pins.is_empty() {
+                broken!(
+                    "in the end all is free",
+                    "{} requests are pinned",
+                    hosts.pins.len()
+                );
+            }
+            if hosts.free.iter().any(|free| free.len() != SLOTS) {
+                broken!("in the end all is free", "pages are missing");
+            }
+            if hosts.scheduler.live_requests() != 0 {
+                broken!("in the end all is free", "the scheduler keeps records");
+            }
+        }
+        for hosts in &mut self.servers {
+            for rank in &mut hosts.ranks {
+                let saving = rank.worker.handle().gauges().saves_in_flight;
+                if saving != 0 {
+                    broken!("in the end all is free", "{saving} saves are in flight");
+                }
+                if let Err(error) = rank.worker.shutdown(std::time::Duration::from_secs(10)) {
+                    broken!("a legal call is not refused", "shutdown: {error}");
+                }
+            }
+        }
+        self.check()?;
+        let state = self.pool.state();
+        for object in state.objects.iter().filter(|object| !object.damaged) {
+            let known = self.oracle.pages.get(&object.key);
+            if known.is_none_or(|known| known.bytes != object.bytes[..PAGE]) {
+                broken!(
+                    "a page in the pool is what its key says",
+                    "found at the end"
+                );
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! How requests end: finished, cancelled, preempted, reset, lost, reported.
+
+use kvbridge::scheduler::FinishReason;
+
+use crate::random::Rng;
+use crate::world::{Outcome, Pin, Plan, Req, State, World, broken};
+
+impl World<'_> {
+    /// Whether an engine can end the request now. Ranks beside the scheduler's own do not hear of it
+    /// at once: there it does so between passes, with none built that is not bound, and no load of it
+    /// on its way.
+    pub fn can_end(&self, server: usize, req: &Req) -> bool {
+        let hosts = &self.servers[server];
+        let takes = |plan: &Plan| plan.life == req.life;
+        let loads = |plan: &Plan| takes(plan) && !plan.restore.is_empty();
+        let mut built = hosts.built.iter();
+        let mut bound = hosts.bound.iter().filter(|pass| !pass.started);
+        self.setup.world == 1
+            || !built.any(|pass| pass.plans.iter().any(takes))
+                && !bound.any(|pass| pass.plans.iter().any(loads))
+    }
+
+    pub fn is_complete(&self, server: usize, req: &Req) -> bool {
+        let context = self.servers[server].place.context;
+        let end = if context { req.prompt } else { req.limit };
+        req.state == State::Running
+            && req.tokens.len() >= end
+            && req.computed >= req.prompt
+            && !self.servers[server].is_busy(req.life)
+    }
+
+    pub fn do_finish(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let Some(at) = self.pick(server, &mut rng, |req| {
+            !req.lost_known && self.is_complete(server, req) && self.can_end(server, req)
+        }) else {
+            return Ok(false);
+        };
+        self.end(server, at, FinishReason::Ended, &mut rng)
+    }
+
+    pub fn do_abort(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let Some(at) = self.pick(server, &mut rng, |req| self.can_end(server, req)) else {
+            return Ok(false);
+        };
+        self.end(server, at, FinishReason::Cancelled, &mut rng)
+    }
+
+    pub fn do_preempt(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let lost = self.pick(server, &mut rng, |req| {
+            req.lost_known && self.can_end(server, req)
+        });
+        let any = self.pick(server, &mut rng, |req| {
+            req.is_admitted() && self.can_end(server, req)
+        });
+        let Some(at) = lost.or(any) else {
+            return Ok(false);
+        };
+        self.end(server, at, FinishReason::Preempted, &mut rng)
+    }
+
+    pub fn end(
+        &mut self,
+        server: usize,
+        at: usize,
+        reason: FinishReason,
+        rng: &mut Rng,
+    ) -> Outcome<bool> {
+        let hosts = &mut self.servers[server];
+        let req = hosts.reqs.remove(at);
+        let id = req.id;
+        let pinned = hosts.scheduler.finished(id, reason);
+        self.tell(|| format!("finished: request {id}, {reason:?}: pinned = {pinned}"));
+        let hosts = &mut self.servers[server];
+        if reason != FinishReason::Preempted {
+            hosts.failed.remove(&id);
+        }
+        let needed = req.emitted || hosts.pinned.contains(&id);
+        if pinned != needed {
+            broken!(
+                "pages stay exactly while saves may need them",
+                "finished {id}: {pinned}, but a save was emitted: {needed}"
+            );
+        }
+        if reason == FinishReason::Preempted {
+            hosts.reqs.push(again(&req));
+        }
+        if req.lost && !req.lost_known {
+            hosts.perhaps_failed.push(id);
+        }
+        let ranks = hosts.ranks.len();
+        if pinned {
+            if !hosts.pinned.contains(&id) {
+                hosts.pinned.push(id);
+            }
+            hosts.announce.push(id);
+            hosts.pins.push(Pin {
+                req,
+                announced: vec![false; ranks],
+                reported: vec![false; ranks],
+            });
+        } else {
+            if rng.chance(1, 4) {
+                // Nobody has to, but it is reported all the same.
+                hosts.announce.push(id);
+            }
+            self.give_pages(server, &req.pages);
+        }
+        Ok(true)
+    }
+
+    pub fn do_poll(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
+        let announced = std::mem::take(&mut self.servers[server].announce);
+        for pin in &mut self.servers[server].pins {
+            pin.announced.fill(true);
+        }
+        let mut all = Vec::new();
+        for rank in 0..self.servers[server].ranks.len() {
+            let host = &mut self.servers[server].ranks[rank];
+            for id in &announced {
+                if !host.awaited.contains(id) {
+                    host.awaited.push(*id);
+                }
+            }
+            let saved = match host.worker.get_finished(&announced, &[]) {
+                Ok(reported) => reported.saved.to_vec(),
+                Err(error) => broken!("a legal call is not refused", "get_finished: {error}"),
+            };
+            for &id in &saved {
+                self.take_report(server, rank, id)?;
+            }
+            // Nothing is left to wait for: an answer is due.
+            let awaited = self.servers[server].ranks[rank].awaited.clone();
+            for id in awaited {
+                let mut items = self.items.iter();
+                let in_flight = self.threads
+                    || items.any(|item| {
+                        item.server == server
+                            && item.rank == rank
+                            && item.parts.iter().any(|part| part.id == id)
+                    });
+                if !in_flight {
+                    broken!(
+                        "what has ended is reported",
+                        "request {id} was announced on rank {rank}, saves nothing, and is not reported"
+                    );
+                }
+            }
+            all.push(saved);
+        }
+        self.tell(|| format!("get_finished: {announced:?} announced, {all:?} reported"));
+        let pins = std::mem::take(&mut self.servers[server].pins);
+        for pin in pins {
+            if pin.reported.iter().all(|reported| *reported) {
+                self.give_pages(server, &pin.req.pages);
+            } else {
+                self.servers[server].pins.push(pin);
+            }
+        }
+        Ok(true)
+    }
+
+    fn take_report(&mut self, server: usize, rank: usize, id: u64) -> Outcome {
+        let host = &mut self.servers[server].ranks[rank];
+        let Some(place) = host.awaited.iter().position(|awaited| *awaited == id) else {
+            broken!(
+                "what is reported was announced, once",
+                "rank {rank} reports request {id}"
+            );
+        };
+        host.awaited.swap_remove(place);
+        let hosts = &mut self.servers[server];
+        if rank == 0 {
+            hosts.pinned.retain(|pinned| *pinned != id);
+        }
+        for pin in &mut hosts.pins {
+            if pin.req.id != id || !pin.announced[rank] || pin.reported[rank] {
+                continue;
+            }
+            let mut items = self.items.iter();
+            let in_flight = items.any(|item| {
+                item.server == server
+                    && item.rank == rank
+                    && item
+                        .parts
+                        .iter()
+                        .any(|part| part.life == pin.req.life && part.must)
+            });
+            if in_flight {
+                broken!(
+                    "pages in flight are not given back",
+                    "rank {rank} reports request {id} while a save of it is queued"
+                );
+            }
+            pin.reported[rank] = true;
+        }
+        Ok(())
+    }
+
+    /// Which requests lost pages? The engine runs them again.
+    pub fn do_take_failed(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
+        for rank in 0..self.servers[server].ranks.len() {
+            let host = &mut self.servers[server].ranks[rank];
+            let failed = host.worker.take_failed_loads().to_vec();
+            self.tell(|| format!("take_failed_loads on rank {rank}: {failed:?}"));
+            if self.setup.world > 1 {
+                if !failed.is_empty() {
+                    broken!("no rank hands back alone", "rank {rank}: {failed:?}");
+                }
+                continue;
+            }
+            let hosts = &mut self.servers[server];
+            let perhaps = std::mem::take(&mut hosts.perhaps_failed);
+            for req in &mut hosts.reqs {
+                let told = failed.contains(&req.id);
+                if req.lost && !req.lost_known && !told {
+                    broken!(
+                        "a lost page is reported",
+                        "request {} lacks pages and is not handed back",
+                        req.id
+                    );
+                }
+                if told && !req.lost && !perhaps.contains(&req.id) {
+                    broken!(
+                        "what arrived is not handed back",
+                        "request {} has all its pages",
+                        req.id
+                    );
+                }
+                req.lost_known |= req.lost;
+            }
+            for id in &failed {
+                let known = hosts.reqs.iter().any(|req| req.id == *id);
+                if !known && !perhaps.contains(id) {
+                    broken!("what arrived is not handed back", "request {id} is unknown");
+                }
+            }
+        }
+        self.servers[server].perhaps_failed.clear();
+        Ok(true)
+    }
+
+    /// Whether pages can be taken back without the handshake: nothing of them is queued, and nothing is
+    /// on its way to ranks that would not hear of it.
+    pub fn is_quiet(&self, server: usize, req: &Req) -> bool {
+        let hosts = &self.servers[server];
+        let alone = self.setup.world == 1;
+        req.is_admitted()
+            && !self.is_saving(server, req.id, Some(req.life))
+            && (alone || !hosts.is_busy(req.life) && !self.is_bound(server, req.life))
+    }
+
+    /// The allocation was released and the request will run again.
+    pub fn do_reset(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let Some(at) = self.pick(server, &mut rng, |req| self.is_quiet(server, req)) else {
+            return Ok(false);
+        };
+        let hosts = &mut self.servers[server];
+        let req = hosts.reqs[at].clone();
+        hosts.scheduler.reset(req.id);
+        self.tell(|| format!("reset: request {}", req.id));
+        self.start_over(server, at, &req);
+        Ok(true)
+    }
+
+    pub fn can_restart(&self, server: usize, req: &Req) -> bool {
+        req.state == State::Running
+            && self.is_quiet(server, req)
+            && !self.servers[server].is_busy(req.life)
+            && !self.is_bound(server, req.life)
+    }
+
+    /// The request begins anew, and the engine does not say so.
+    pub fn do_restart(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let Some(at) = self.pick(server, &mut rng, |req| self.can_restart(server, req)) else {
+            return Ok(false);
+        };
+        let req = self.servers[server].reqs[at].clone();
+        self.tell(|| format!("silent restart: request {}", req.id));
+        self.start_over(server, at, &req);
+        // Whether earlier saves are in flight is not known to the scheduler.
+        self.servers[server].reqs[at].emitted = req.emitted;
+        Ok(true)
+    }
+
+    fn start_over(&mut self, server: usize, at: usize, req: &Req) {
+        self.give_pages(server, &req.pages);
+        let hosts = &mut self.servers[server];
+        if req.lost && !req.lost_known {
+            hosts.perhaps_failed.push(req.id);
+        }
+        hosts.reqs[at] = again(req);
+    }
+}
+
+/// The same request before its next life; what it generated is part of its prompt now.
+fn again(req: &Req) -> Req {
+    let mut next = Req::new(req.id, req.scope);
+    next.tokens = req.tokens.clone();
+    next.marks = req.marks.clone();
+    next
+}

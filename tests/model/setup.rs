@@ -1,0 +1,200 @@
+//! The engines that histories run on: who takes part, and which pages a block has.
+
+use kvbridge::config::Config;
+use kvbridge::engine::{DeviceChoice, Drafter, Engine, Serving};
+use kvbridge::layout::Part;
+
+/// Tokens per block.
+pub const T: usize = 4;
+/// Bytes of every page: eight per token.
+pub const PAGE: usize = 8 * T;
+
+/// One kind of page that a block has.
+pub struct Kind {
+    /// Position of its layer group.
+    pub group: usize,
+    pub part: Part,
+    /// Sizes of its regions, together [`PAGE`].
+    pub regions: &'static [u64],
+}
+
+/// One server: a scheduler and the ranks that it decides for.
+pub struct Place {
+    /// Attention DP: this owner among so many.
+    pub owner: Option<(u32, u32)>,
+    /// A context server: prefill only.
+    pub context: bool,
+    pub role: &'static str,
+}
+
+pub struct Setup {
+    pub name: &'static str,
+    pub servers: &'static [Place],
+    /// Tensor-parallel ranks of each server.
+    pub world: u32,
+    /// Ids of the layer groups.
+    pub groups: &'static [u32],
+    /// In the order of groups, the sharded part first.
+    pub kinds: &'static [Kind],
+    /// The last group loses its oldest pages.
+    pub windowed: bool,
+    pub lookahead: usize,
+}
+
+const PLAIN: Kind = Kind {
+    group: 0,
+    part: Part::Sharded,
+    regions: &[32],
+};
+const TWO: &[Kind] = &[
+    PLAIN,
+    Kind {
+        group: 0,
+        part: Part::Replicated,
+        regions: &[32],
+    },
+    Kind {
+        group: 1,
+        part: Part::Sharded,
+        regions: &[8, 24],
+    },
+];
+const SPLIT: &[Kind] = &[
+    Kind {
+        group: 0,
+        part: Part::Sharded,
+        regions: &[16, 16],
+    },
+    Kind {
+        group: 0,
+        part: Part::Replicated,
+        regions: &[32],
+    },
+];
+
+const fn server(owner: Option<(u32, u32)>, context: bool, role: &'static str) -> Place {
+    Place {
+        owner,
+        context,
+        role,
+    }
+}
+
+pub const SETUPS: &[Setup] = &[
+    Setup {
+        name: "one rank",
+        servers: &[server(None, false, "both")],
+        world: 1,
+        groups: &[0],
+        kinds: &[PLAIN],
+        windowed: false,
+        lookahead: 0,
+    },
+    Setup {
+        name: "one rank, a window",
+        servers: &[server(None, false, "both")],
+        world: 1,
+        groups: &[3, 9],
+        kinds: TWO,
+        windowed: true,
+        lookahead: 0,
+    },
+    Setup {
+        name: "two TP ranks, a window",
+        servers: &[server(None, false, "both")],
+        world: 2,
+        groups: &[3, 9],
+        kinds: TWO,
+        windowed: true,
+        lookahead: 0,
+    },
+    Setup {
+        name: "four TP ranks",
+        servers: &[server(None, false, "both")],
+        world: 4,
+        groups: &[5],
+        kinds: SPLIT,
+        windowed: false,
+        lookahead: 0,
+    },
+    Setup {
+        name: "two ADP owners",
+        servers: &[
+            server(Some((0, 2)), true, "both"),
+            server(Some((1, 2)), true, "both"),
+        ],
+        world: 1,
+        groups: &[3, 9],
+        kinds: TWO,
+        windowed: false,
+        lookahead: 0,
+    },
+    Setup {
+        name: "two ADP owners and a server of one rank that reads",
+        servers: &[
+            server(Some((0, 2)), true, "both"),
+            server(Some((1, 2)), true, "producer"),
+            server(None, false, "consumer"),
+        ],
+        world: 1,
+        groups: &[0],
+        kinds: &[PLAIN],
+        windowed: false,
+        lookahead: 0,
+    },
+    Setup {
+        name: "one rank with a draft layer",
+        servers: &[server(None, true, "both")],
+        world: 1,
+        groups: &[0],
+        kinds: SPLIT,
+        windowed: false,
+        lookahead: 1,
+    },
+];
+
+impl Setup {
+    pub fn ranks(&self) -> usize {
+        self.servers.len() * self.world as usize
+    }
+
+    pub fn group_kinds(&self, group: usize) -> impl Iterator<Item = usize> {
+        (0..self.kinds.len()).filter(move |&kind| self.kinds[kind].group == group)
+    }
+
+    pub fn config(&self, place: &Place) -> Config {
+        let text = format!(
+            r#"{{"model_key": "m", "role": "{}", "namespace": "model", "transfer_batch_size": 3,
+                "staging_buffer_bytes": 4096, "kvbridge": {{"lookup_chunk_blocks": 2}}}}"#,
+            place.role
+        );
+        Config::from_json(text.as_bytes()).unwrap()
+    }
+
+    pub fn engine(&self, place: &Place, rank: u32) -> Engine {
+        let (tp_rank, tp_size) = place.owner.unwrap_or((rank, self.world));
+        Engine {
+            tokens_per_block: T as u32,
+            tp_rank,
+            tp_size,
+            pp_size: 1,
+            cp_size: 1,
+            ranks_on_node: 1,
+            attention_dp: place.owner.is_some(),
+            serving: if place.context {
+                Serving::Context
+            } else {
+                Serving::Aggregated
+            },
+            drafter: if self.lookahead > 0 {
+                Drafter::MtpEagle
+            } else {
+                Drafter::None
+            },
+            max_draft_len: Some(3),
+            draft_shares_cache: true,
+            supplies_fences: false,
+            device: DeviceChoice::Host,
+        }
+    }
+}

@@ -25,6 +25,7 @@ kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank) {
   engine.max_draft_len = static_cast<int32_t>(options.lookahead);
   engine.draft_shares_cache = options.lookahead > 0 ? 1 : 0;
   engine.device_kind = KVB_DEVICE_HOST;
+  engine.supplies_fences = options.fences == Fences::kNone ? 0 : 1;
   return engine;
 }
 
@@ -74,7 +75,8 @@ kvb_request DescribeRequest(const RequestSpec& spec, const int32_t* tokens, size
 }
 
 Bridge::Bridge(const EngineOptions& options,
-               const std::vector<std::unique_ptr<CacheMemory>>& caches) {
+               const std::vector<std::unique_ptr<CacheMemory>>& caches)
+    : threads_(options.config_json ? caches.size() : 0) {
   if (!options.config_json) return;
   const kvb::Config config = kvb::Config::from_json(*options.config_json);
   for (uint32_t rank = 0; rank < caches.size(); ++rank) {
@@ -84,7 +86,7 @@ Bridge::Bridge(const EngineOptions& options,
     if (worker.declarations().prompt_lookahead != options.lookahead) {
       throw std::runtime_error("the library derived another prompt lookahead");
     }
-    ranks_.push_back(Rank{std::move(worker), {}});
+    ranks_.push_back(Rank{std::move(worker), {}, {}});
   }
   Register(options, caches);
   scheduler_ = kvb::Scheduler::beside(ranks_.front().worker, config, DescribeEngine(options, 0));
@@ -92,14 +94,12 @@ Bridge::Bridge(const EngineOptions& options,
 
 Bridge::~Bridge() {
   // An engine that is thrown away early. What cannot be shut down in time is kept by the library.
-  for (Rank& rank : ranks_) kvb_worker_shutdown(rank.worker.get(), 10000);
+  threads_.Run([this](size_t rank) { kvb_worker_shutdown(ranks_[rank].worker.get(), 10000); });
 }
 
-uint64_t Bridge::Match(const kvb_request& request, uint64_t local_tokens) {
-  if (!connected()) return 0;
-  const kvb::Scheduler::Offer offer = scheduler_.match(request, local_tokens);
-  if (offer.is_async) throw std::runtime_error("this engine does not park requests");
-  return offer.tokens;
+kvb::Scheduler::Offer Bridge::Match(const kvb_request& request, uint64_t local_tokens) {
+  if (!connected()) return {};
+  return scheduler_.match(request, local_tokens);
 }
 
 void Bridge::Allocated(uint64_t request_id, uint64_t honoured_tokens,
@@ -117,49 +117,64 @@ void Bridge::Build(const std::vector<kvb_step>& steps) {
 
 bool Bridge::PassHasLoads() const { return connected() && built_.summary().load_requests > 0; }
 
-void Bridge::Bind() {
+void Bridge::Bind(const kvb_fence* fence) {
   if (!connected()) return;
-  if (ranks_.size() > 1) {
-    // What a broadcast between processes would carry.
-    const std::vector<uint8_t> broadcast = built_.encode();
-    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
-      ranks_[rank].metadata = kvb::Metadata::decode(broadcast);
-    }
-  }
-  ranks_[0].metadata = std::move(built_);
-  for (Rank& rank : ranks_) rank.worker.bind(rank.metadata);
+  // What a broadcast between processes would carry.
+  std::vector<uint8_t> broadcast;
+  if (ranks_.size() > 1) broadcast = built_.encode();
+  threads_.Run([&](size_t rank) {
+    Rank& it = ranks_[rank];
+    it.metadata = rank == 0 ? std::move(built_) : kvb::Metadata::decode(broadcast);
+    it.worker.bind(it.metadata, fence);
+  });
 }
 
 void Bridge::StartLoad(void* stream) {
-  for (Rank& rank : ranks_) rank.worker.start_load(stream);
+  threads_.Run([&](size_t rank) { ranks_[rank].worker.start_load(stream); });
 }
 
 void Bridge::WaitForSave(void* stream) {
-  for (Rank& rank : ranks_) rank.worker.wait_for_save(stream);
+  threads_.Run([&](size_t rank) { ranks_[rank].worker.wait_for_save(stream); });
 }
 
-std::vector<uint64_t> Bridge::TakeFailedLoads() {
+// The view that a call answers ends with the next call, so it is copied on the rank's thread.
+template <typename Take>
+std::vector<uint64_t> Bridge::TakeFromAll(Take take) {
+  threads_.Run([&](size_t rank) {
+    Rank& it = ranks_[rank];
+    it.reported.saved.clear();
+    Append(take(it.worker), &it.reported.saved);
+  });
   std::vector<uint64_t> ids;
-  for (Rank& rank : ranks_) Append(rank.worker.take_failed_loads(), &ids);
-  return ids;
-}
-
-std::vector<uint64_t> Bridge::GetFinished(const std::vector<uint64_t>& finished_ids) {
-  std::vector<uint64_t> ids;
-  for (Rank& rank : ranks_) {
-    const kvb::Worker::Finished finished = rank.worker.get_finished(finished_ids);
-    if (!finished.loaded.empty()) {
-      throw std::runtime_error("a load was reported that nobody announced");
-    }
-    Append(finished.saved, &ids);
+  for (const Rank& rank : ranks_) {
+    ids.insert(ids.end(), rank.reported.saved.begin(), rank.reported.saved.end());
   }
   return ids;
 }
 
+std::vector<uint64_t> Bridge::TakeFailedLoads() {
+  return TakeFromAll([](kvb::Worker& worker) { return worker.take_failed_loads(); });
+}
+
+Bridge::Reported Bridge::GetFinished(const std::vector<uint64_t>& finished_ids,
+                                     const std::vector<uint64_t>& loading_ids) {
+  threads_.Run([&](size_t rank) {
+    Rank& it = ranks_[rank];
+    it.reported = {};
+    const kvb::Worker::Finished finished = it.worker.get_finished(finished_ids, loading_ids);
+    Append(finished.saved, &it.reported.saved);
+    Append(finished.loaded, &it.reported.loaded);
+  });
+  Reported all;
+  for (const Rank& rank : ranks_) {
+    all.saved.insert(all.saved.end(), rank.reported.saved.begin(), rank.reported.saved.end());
+    all.loaded.insert(all.loaded.end(), rank.reported.loaded.begin(), rank.reported.loaded.end());
+  }
+  return all;
+}
+
 std::vector<uint64_t> Bridge::TakeFailedAsyncLoads() {
-  std::vector<uint64_t> ids;
-  for (Rank& rank : ranks_) Append(rank.worker.take_failed_async_loads(), &ids);
-  return ids;
+  return TakeFromAll([](kvb::Worker& worker) { return worker.take_failed_async_loads(); });
 }
 
 bool Bridge::Finished(uint64_t request_id, int32_t reason) {
@@ -171,14 +186,15 @@ void Bridge::Reset(uint64_t request_id) {
 }
 
 void Bridge::Unregister() {
-  for (Rank& rank : ranks_) rank.worker.unregister_layout();
+  threads_.Run([this](size_t rank) { ranks_[rank].worker.unregister_layout(); });
 }
 
 void Bridge::Register(const EngineOptions& options,
                       const std::vector<std::unique_ptr<CacheMemory>>& caches) {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+  if (ranks_.empty()) return;
+  threads_.Run([&](size_t rank) {
     ranks_[rank].worker.register_layout(DescribeLayout(options, *caches[rank]));
-  }
+  });
 }
 
 std::vector<kvb_stats> Bridge::Stats() const {
@@ -188,7 +204,7 @@ std::vector<kvb_stats> Bridge::Stats() const {
 }
 
 void Bridge::Shutdown() {
-  for (Rank& rank : ranks_) rank.worker.shutdown(30000);
+  threads_.Run([this](size_t rank) { ranks_[rank].worker.shutdown(30000); });
 }
 
 }  // namespace miniature

@@ -1,4 +1,5 @@
-// Everything this engine says to kvbridge: one scheduler half and one worker half per rank.
+// Everything this engine says to kvbridge: one scheduler half and one worker half per rank, each
+// rank on its own thread.
 //
 // The methods are the roles of a pass; errors are exceptions (kvb::Error), views into handles are
 // copied. Without a configuration there is no pool, and every method gives the answer that an empty
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cache_memory.h"
+#include "rank_threads.h"
 #include "types.h"
 
 namespace miniature {
@@ -33,7 +35,7 @@ class Bridge {
   bool connected() const { return static_cast<bool>(scheduler_); }
 
   // The scheduler half, on the leader.
-  uint64_t Match(const kvb_request& request, uint64_t local_tokens);
+  kvb::Scheduler::Offer Match(const kvb_request& request, uint64_t local_tokens);
   void Allocated(uint64_t request_id, uint64_t honoured_tokens,
                  const std::vector<kvb_group_pages>& pages);
   void CancelLoad(uint64_t request_id, uint64_t from_token, uint64_t to_token);
@@ -42,13 +44,18 @@ class Bridge {
   void Reset(uint64_t request_id);
   bool PassHasLoads() const;
 
-  // The worker half, on every rank. `Bind` broadcasts what `Build` made.
-  void Bind();
+  // The worker half, on every rank at the same time. `Bind` broadcasts what `Build` made. Lists of
+  // ids name an id once per rank that says so.
+  void Bind(const kvb_fence* fence);
   void StartLoad(void* stream);
   void WaitForSave(void* stream);
   std::vector<uint64_t> TakeFailedLoads();
-  // Ids whose saves are done, once per rank that says so.
-  std::vector<uint64_t> GetFinished(const std::vector<uint64_t>& finished_ids);
+  struct Reported {
+    std::vector<uint64_t> saved;   // their pages are the engine's again
+    std::vector<uint64_t> loaded;  // their asynchronous load ended
+  };
+  Reported GetFinished(const std::vector<uint64_t>& finished_ids,
+                       const std::vector<uint64_t>& loading_ids);
   std::vector<uint64_t> TakeFailedAsyncLoads();
 
   // The caches' memory may go, and come back elsewhere.
@@ -63,8 +70,13 @@ class Bridge {
   struct Rank {
     kvb::Worker worker;
     kvb::Metadata metadata;  // what is bound; the leader's own comes straight from Build
+    Reported reported;       // what its last call answered
   };
+  template <typename Take>
+  std::vector<uint64_t> TakeFromAll(Take take);
+
   std::vector<Rank> ranks_;
+  RankThreads threads_;
   kvb::Scheduler scheduler_;
   kvb::Metadata built_;
 };

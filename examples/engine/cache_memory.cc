@@ -44,13 +44,34 @@ uint64_t CacheMemory::PoolBase(size_t group, size_t pool) const {
   return reinterpret_cast<uintptr_t>(groups_[group][pool].memory.data());
 }
 
+namespace {
+
+constexpr uint8_t kGarbage = 0xA5;
+
+}  // namespace
+
 void CacheMemory::FillGarbage(size_t group, int32_t page) const {
   for (size_t pool = 0; pool < groups_[group].size(); ++pool) {
     const Pool& p = groups_[group][pool];
     for (uint32_t layer = 0; layer < p.spec.layers; ++layer) {
-      std::memset(Row(group, pool, page, layer, 0), 0xA5, p.row_bytes * p.spec.kv_factor);
+      std::memset(Row(group, pool, page, layer, 0), kGarbage, p.row_bytes * p.spec.kv_factor);
     }
   }
+}
+
+bool CacheMemory::HoldsGarbage(size_t group, int32_t page) const {
+  for (size_t pool = 0; pool < groups_[group].size(); ++pool) {
+    const Pool& p = groups_[group][pool];
+    for (uint32_t layer = 0; layer < p.spec.layers; ++layer) {
+      const uint8_t* rows = Row(group, pool, page, layer, 0);
+      // The first byte is right, and every other is like the one before it.
+      if (rows[0] != kGarbage ||
+          std::memcmp(rows, rows + 1, p.row_bytes * p.spec.kv_factor - 1) != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 }  // namespace miniature

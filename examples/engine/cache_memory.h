@@ -38,6 +38,7 @@ class CacheMemory {
   uint64_t PoolBase(size_t group, size_t pool) const;
   // What an unwritten page looks like: if it is ever published, its loader sees a wrong page.
   void FillGarbage(size_t group, int32_t page) const;
+  bool HoldsGarbage(size_t group, int32_t page) const;
 
  private:
   struct Pool {

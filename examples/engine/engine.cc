@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 namespace miniature {
@@ -18,6 +19,10 @@ void Counters::Add(const Counters& other) {
   compared_pages += other.compared_pages;
   wrong_pages += other.wrong_pages;
   failed_loads += other.failed_loads;
+  touched_pages += other.touched_pages;
+  parked += other.parked;
+  parked_for_nothing += other.parked_for_nothing;
+  left_parked += other.left_parked;
   drafts += other.drafts;
   rejected_drafts += other.rejected_drafts;
   given_back_blocks += other.given_back_blocks;
@@ -48,14 +53,24 @@ std::vector<std::unique_ptr<CacheMemory>> MakeCaches(const EngineOptions& option
   return caches;
 }
 
+std::unique_ptr<PageCopies> MakeCopies(const EngineOptions& options,
+                                       const std::vector<std::unique_ptr<CacheMemory>>* caches) {
+  if (options.fences == Fences::kNone) return nullptr;
+  return std::make_unique<PageCopies>(options.fences, caches);
+}
+
 }  // namespace
 
 Engine::Engine(EngineOptions options)
-    : options_(std::move(options)), caches_(MakeCaches(options_)), bridge_(options_, caches_) {
+    : options_(std::move(options)),
+      caches_(MakeCaches(options_)),
+      copies_(MakeCopies(options_, &caches_)),
+      bridge_(options_, caches_) {
   for (uint32_t rank = 0; rank < options_.tp_size; ++rank) {
     models_.emplace_back(options_.model_seed, options_.groups, options_.tokens_per_block, rank);
   }
   pages_.assign(options_.groups.size(), PagePool(options_.blocks));
+  poisoned_.assign(options_.groups.size(), std::vector<bool>(options_.blocks));
 }
 
 Engine::~Engine() = default;
@@ -78,20 +93,25 @@ void Engine::Submit(RequestSpec spec) {
 }
 
 // The whole contract, in order. Between two calls of an engine's loop nothing else talks to the
-// library; a scheduler without a batch runs empty passes, so that saves are still reported.
+// library; a scheduler without a batch runs empty passes, so that saves and loads are still
+// reported.
 bool Engine::RunPass() {
   void* stream = nullptr;  // host memory: no streams
   ++counters_.passes;
 
   // Requests that already run need pages for their next tokens. New ones ask the pool (match),
-  // get their pages and say what they took of the offer (allocated).
+  // get their pages and say what they took of the offer (allocated). Those whose offer was
+  // asynchronous wait outside the batch for their pages; some are not wanted any more meanwhile.
   GrowRunning();
   AdmitWaiting();
+  LeaveParked();
 
   // Only now is it known how much fits into the pass: chunks shrink, the pages stay.
   TrimToBudget();
 
-  // The pass, as it stands after the trim. Build makes its metadata; every rank binds the same.
+  // The pass, as it stands after the trim. Build makes its metadata; every rank binds the same,
+  // with a fence where the engine itself still writes into new pages. Asynchronous loads begin
+  // here.
   {
     PhaseTimer timer(&phases_, Phase::kBuild);
     bridge_.Build(DescribePass());
@@ -99,8 +119,11 @@ bool Engine::RunPass() {
   const Abandon abandon = DecideAbandon();
   {
     PhaseTimer timer(&phases_, Phase::kBuild);
-    bridge_.Bind();
+    const kvb_fence fence = copies_ ? copies_->Fence() : kvb_fence{};
+    bridge_.Bind(&fence);
   }
+  // What the batch computes or restores is not ordered behind that fence, only asynchronous loads.
+  if (!batch_.empty()) WaitForCopies();
 
   // Restored pages have landed when start_load returns.
   if (abandon != Abandon::kBeforeLoad) {
@@ -132,14 +155,14 @@ bool Engine::RunPass() {
   // reported the id.
   const std::vector<uint64_t> announced = FinishEnded();
 
-  // In every pass, also in an empty one.
+  // In every pass, also in an empty one. Requests whose load every rank reported run from the next
+  // pass on, but for those that lost a page.
   {
     PhaseTimer timer(&phases_, Phase::kGetFinished);
-    const std::vector<uint64_t> saved = bridge_.GetFinished(announced);
-    if (!bridge_.TakeFailedAsyncLoads().empty()) {
-      throw std::runtime_error("an asynchronous load failed, but none was asked for");
-    }
-    CloseReported(saved);
+    const Bridge::Reported reported = bridge_.GetFinished(announced, AnnounceParked());
+    const std::vector<uint64_t> lost = bridge_.TakeFailedAsyncLoads();
+    CloseReported(reported.saved);
+    Resume(reported.loaded, lost);
   }
 
   // Allocations that were released to run again, now that nothing moves in their pages.
@@ -148,7 +171,17 @@ bool Engine::RunPass() {
 }
 
 void Engine::Sleep() {
-  if (!idle()) throw std::logic_error("an engine with requests cannot sleep");
+  asleep_ = true;
+  for (const auto* list : {&running_, &parked_}) {
+    for (Live* request : *list) {
+      if (!request->ending) End(request, KVB_FINISH_PREEMPTED);
+    }
+  }
+  // Under TP a load that is broken off on one rank is an error, so nothing may be on its way.
+  while (!running_.empty() || !parked_.empty() || !closing_.empty()) {
+    if (!RunPass()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  WaitForCopies();
   // Only when the library has let go of it may the memory be freed.
   bridge_.Unregister();
   caches_.clear();
@@ -157,7 +190,9 @@ void Engine::Sleep() {
 void Engine::WakeUp() {
   caches_ = MakeCaches(options_);
   pages_.assign(options_.groups.size(), PagePool(options_.blocks));
+  poisoned_.assign(options_.groups.size(), std::vector<bool>(options_.blocks));
   bridge_.Register(options_, caches_);
+  asleep_ = false;
 }
 
 std::vector<Outcome> Engine::TakeOutcomes() { return std::exchange(outcomes_, {}); }

@@ -1,7 +1,8 @@
 // A miniature LLM engine: what an integrator does around kvbridge, in the order it has to happen.
 //
-// Read Engine::RunPass in engine.cc first; the steps it calls are in schedule.cc, forward.cc and
-// finish.cc. One thread drives an engine, with all its ranks.
+// Read Engine::RunPass in engine.cc first; the steps it calls are in schedule.cc, parked.cc,
+// forward.cc and finish.cc. One thread drives an engine; ranks beside the leader have threads of
+// their own for their halves of the bridge.
 #ifndef KVBRIDGE_EXAMPLES_ENGINE_ENGINE_H_
 #define KVBRIDGE_EXAMPLES_ENGINE_ENGINE_H_
 
@@ -17,6 +18,7 @@
 #include "bridge.h"
 #include "cache_memory.h"
 #include "model.h"
+#include "page_copies.h"
 #include "page_pool.h"
 #include "types.h"
 
@@ -30,16 +32,18 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   void Submit(RequestSpec request);
-  // One iteration. False: nothing ran (no work, or only saves to wait for).
+  // One iteration. False: nothing ran (no work, or only saves and loads to wait for), and the
+  // caller should wait a moment before the next one.
   bool RunPass();
 
   // Gives the memory of all pools back, with what they cache, and gets new one: what an engine does
-  // that lends its device to somebody else between requests. Only while idle.
+  // that lends its device to somebody else. Requests that have pages are preempted before.
   void Sleep();
   void WakeUp();
 
   bool idle() const { return requests_.empty(); }
   size_t waiting() const { return waiting_.size(); }
+  size_t parked() const { return parked_.size(); }
   std::vector<Outcome> TakeOutcomes();
 
   const EngineOptions& options() const { return options_; }
@@ -74,7 +78,11 @@ class Engine {
     uint64_t loaded_from = 0, loaded_to = 0;  // tokens that came from the pool
     // The pool's offer, while it is unsettled.
     bool has_offer = false;
+    bool offer_is_async = false;
     uint64_t offer_from = 0, offer_to = 0;
+    // While it is parked.
+    bool announced = false;  // as one whose load is to be reported
+    size_t loading_ranks = 0;
     bool extra_pass = false;  // finished, and in one more pass (overlapping loop)
     bool ending = false;
     bool saves_reported = false;
@@ -105,6 +113,7 @@ class Engine {
   // schedule.cc
   void GrowRunning();
   void AdmitWaiting();
+  void JoinBatch(Live* request);
   bool TryAdmit(Live* request);
   void AskPool(Live* request, uint64_t local);
   uint64_t ChooseHonoured(const Live& request, uint64_t local) const;
@@ -118,6 +127,15 @@ class Engine {
   void DescribePages(const Live& request, std::vector<kvb_group_pages>* out) const;
   Abandon DecideAbandon();
   uint64_t FirstNeededBlock(size_t group, uint64_t position) const;
+  void PreparePage(size_t group, int32_t page);
+  void FreePage(size_t group, int32_t page);
+  void WaitForCopies();
+
+  // parked.cc
+  void Park(Live* request);
+  void LeaveParked();
+  std::vector<uint64_t> AnnounceParked();
+  void Resume(const std::vector<uint64_t>& loaded, const std::vector<uint64_t>& failed);
 
   // forward.cc
   void Forward();
@@ -150,9 +168,12 @@ class Engine {
   std::vector<std::unique_ptr<CacheMemory>> caches_;  // one per rank; they outlive the bridge
   std::vector<Model> models_;                         // one per rank
   std::vector<PagePool> pages_;                       // one per group, common to all ranks
+  // Per group and page: free, and overwritten with garbage when it became so.
+  std::vector<std::vector<bool>> poisoned_;
   std::unordered_map<uint64_t, std::unique_ptr<Live>> requests_;
   std::deque<Live*> waiting_;
   std::vector<Live*> running_;
+  std::vector<Live*> parked_;  // they have pages, and wait for their load outside the batch
   std::vector<Scheduled> batch_;
   std::vector<Ending> ending_;
   std::vector<Closing> closing_;
@@ -161,11 +182,13 @@ class Engine {
   std::vector<kvb_step> steps_;
   std::vector<std::vector<kvb_group_pages>> step_pages_;
   std::vector<uint64_t> scratch_states_;
+  std::unique_ptr<PageCopies> copies_;  // it outlives the bridge: load threads may wait there
   Bridge bridge_;
   Counters counters_;
   PhaseSeconds phases_{};
   uint64_t next_sequence_ = 0;
   bool stalled_ = false;  // a running request did not get its pages in this pass
+  bool asleep_ = false;   // or about to be: nobody is admitted
 };
 
 // Adds the time of its scope to a phase.

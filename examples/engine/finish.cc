@@ -17,7 +17,9 @@ std::vector<uint64_t> Engine::FinishEnded() {
   std::vector<uint64_t> announced;
   for (const Ending& ended : ending_) {
     Live* request = ended.request;
-    running_.erase(std::remove(running_.begin(), running_.end(), request), running_.end());
+    for (auto* list : {&running_, &parked_}) {
+      list->erase(std::remove(list->begin(), list->end(), request), list->end());
+    }
     if (bridge_.Finished(request->spec.id, ended.reason)) {
       announced.push_back(request->spec.id);
       closing_.push_back(Closing{request, ended.reason, caches_.size()});
@@ -50,10 +52,10 @@ void Engine::ReleasePages(Live* request) {
   for (size_t g = 0; g < request->tables.size(); ++g) {
     Table& table = request->tables[g];
     for (auto page = table.pages.rbegin(); page != table.pages.rend(); ++page) {
-      if (*page >= 0) pages_[g].Release(*page);
+      if (*page >= 0) FreePage(g, *page);
     }
     for (auto page = table.leaving.rbegin(); page != table.leaving.rend(); ++page) {
-      pages_[g].Release(*page);
+      FreePage(g, *page);
     }
   }
   request->tables.clear();
@@ -94,6 +96,8 @@ void Engine::ResetReleased() {
     request->computed = request->restore = request->reported = 0;
     request->registered_blocks = request->loaded_from = request->loaded_to = 0;
     request->has_offer = request->ending = request->saves_reported = false;
+    request->announced = false;
+    request->loading_ranks = 0;
     waiting_.push_front(request);
   }
   released_.clear();

@@ -103,7 +103,7 @@ void Engine::Apply(Scheduled* part) {
     return;
   }
   const RequestSpec& spec = request->spec;
-  if (spec.cancel == Cancel::kInPrefill) {
+  if (spec.cancel == Cancel::kInPrefill || spec.cancel == Cancel::kWhileLoading) {
     End(request, KVB_FINISH_CANCELLED);
     return;
   }
@@ -168,7 +168,7 @@ void Engine::RewindDrafts(Live* request) {
   for (size_t g = 0; g < pages_.size(); ++g) {
     Table& table = request->tables[g];
     while (table.pages.size() > needed) {
-      pages_[g].Release(table.pages.back());
+      FreePage(g, table.pages.back());
       table.pages.pop_back();
       table.replace = true;
     }
@@ -190,7 +190,7 @@ void Engine::LeaveWindow(Live* request) {
       const uint64_t token = table.left * T;
       const bool loaded = token >= request->loaded_from && token < request->loaded_to;
       if (loaded || !bridge_.connected()) {
-        pages_[g].Release(page);
+        FreePage(g, page);
       } else {
         table.leaving.push_back(page);
       }

@@ -32,14 +32,15 @@ void PagePool::Hold(int32_t page) {
   }
 }
 
-void PagePool::Release(int32_t page) {
+bool PagePool::Release(int32_t page) {
   if (at(page).references == 0) throw std::logic_error("a page was released twice");
-  if (--at(page).references > 0) return;
+  if (--at(page).references > 0) return false;
   if (at(page).has_content) {
     PushCached(page);
-  } else {
-    empty_.push_back(page);
+    return false;
   }
+  empty_.push_back(page);
+  return true;
 }
 
 int32_t PagePool::Find(uint64_t content) const {

@@ -18,7 +18,7 @@ class PagePool {
   size_t available() const { return empty_.size() + cached_count_; }
   int32_t Allocate();  // -1: every page is held
   void Hold(int32_t page);
-  void Release(int32_t page);
+  bool Release(int32_t page);  // true: it is empty now
 
   // The local prefix cache: the page with this content, held or cached; -1 if there is none.
   int32_t Find(uint64_t content) const;

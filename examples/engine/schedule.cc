@@ -57,17 +57,49 @@ void Engine::GrowTables(Live* request, uint64_t blocks) {
     }
     for (size_t g = 0; g < pages_.size(); ++g) {
       const int32_t page = pages_[g].Allocate();
-      for (const auto& cache : caches_) cache->FillGarbage(g, page);
+      PreparePage(g, page);
       request->tables[g].pages.push_back(page);
     }
   }
 }
 
+// What unwritten pages look like: publishing one is seen by whoever loads it. Nobody may have
+// written into a page that was free.
+void Engine::PreparePage(size_t group, int32_t page) {
+  const bool poisoned = poisoned_[group][static_cast<size_t>(page)];
+  poisoned_[group][static_cast<size_t>(page)] = false;
+  for (const auto& cache : caches_) {
+    if (poisoned && cache->HoldsGarbage(group, page)) continue;
+    if (poisoned) ++counters_.touched_pages;
+    if (!copies_) cache->FillGarbage(group, page);
+  }
+  if (copies_) copies_->Add(group, page);
+}
+
+// Nothing may write into a page that is given back, also not a load that nobody waits for.
+void Engine::FreePage(size_t group, int32_t page) {
+  WaitForCopies();
+  if (!pages_[group].Release(page)) return;
+  for (const auto& cache : caches_) cache->FillGarbage(group, page);
+  poisoned_[group][static_cast<size_t>(page)] = true;
+}
+
+void Engine::WaitForCopies() {
+  if (copies_) copies_->Wait();
+}
+
 // The victim's pages become free after the handshake, some passes later.
 void Engine::PreemptYoungest() {
   if (!ending_.empty() || !closing_.empty()) return;  // pages are on their way
+  if (running_.size() + parked_.size() == 1) {
+    throw std::runtime_error("a request needs more pages than there are");
+  }
   Live* youngest = running_.back();
-  if (running_.size() == 1) throw std::runtime_error("a request needs more pages than there are");
+  for (const auto* list : {&running_, &parked_}) {
+    for (Live* request : *list) {
+      if (request->sequence > youngest->sequence) youngest = request;
+    }
+  }
   ++counters_.preemptions;
   End(youngest, KVB_FINISH_PREEMPTED);
   batch_.erase(std::remove_if(batch_.begin(), batch_.end(),
@@ -76,8 +108,8 @@ void Engine::PreemptYoungest() {
 }
 
 void Engine::AdmitWaiting() {
-  if (stalled_) return;
-  while (!waiting_.empty() && running_.size() < options_.max_running) {
+  if (stalled_ || asleep_) return;
+  while (!waiting_.empty() && running_.size() + parked_.size() < options_.max_running) {
     Live* request = waiting_.front();
     if (request->spec.cancel == Cancel::kBeforeAllocation) {
       AskPool(request, LocalMatch(*request));
@@ -87,14 +119,22 @@ void Engine::AdmitWaiting() {
     }
     if (!TryAdmit(request)) break;
     waiting_.pop_front();
-    running_.push_back(request);
-    const uint64_t first = request->computed + request->restore;
-    const uint64_t capacity =
-        request->tables.front().pages.size() * uint64_t{options_.tokens_per_block};
-    const uint64_t count = std::min<uint64_t>(std::min(request->tokens.size(), capacity) - first,
-                                              options_.token_budget);
-    batch_.push_back(Scheduled{request, first, count, 0, false, {}});
+    if (request->loading_ranks > 0) {
+      parked_.push_back(request);
+    } else {
+      JoinBatch(request);
+    }
   }
+}
+
+void Engine::JoinBatch(Live* request) {
+  running_.push_back(request);
+  const uint64_t first = request->computed + request->restore;
+  const uint64_t capacity =
+      request->tables.front().pages.size() * uint64_t{options_.tokens_per_block};
+  const uint64_t count =
+      std::min<uint64_t>(std::min(request->tokens.size(), capacity) - first, options_.token_budget);
+  batch_.push_back(Scheduled{request, first, count, 0, false, {}});
 }
 
 bool Engine::TryAdmit(Live* request) {
@@ -115,12 +155,15 @@ bool Engine::TryAdmit(Live* request) {
   {
     PhaseTimer timer(&phases_, Phase::kAllocate);
     if (!AllocatePages(request, local / T, BlocksFor(target, T))) {
-      if (running_.empty() && closing_.empty() && ending_.empty()) {
+      if (running_.empty() && parked_.empty() && closing_.empty() && ending_.empty()) {
         throw std::runtime_error("a request needs more pages than there are");
       }
       return false;
     }
   }
+  // A request that was made an asynchronous offer waits for it, however little of it is honoured;
+  // only one that has given all of it back does not.
+  const bool parks = request->offer_is_async && local < request->offer_to;
   SettleOffer(request, local, honoured);
   request->sequence = next_sequence_++;
   request->computed = local;
@@ -129,6 +172,7 @@ bool Engine::TryAdmit(Live* request) {
   request->loaded_to = local + honoured;
   request->registered_blocks = local / T;
   counters_.local_hit_blocks += local / T;
+  if (parks) Park(request);
   return true;
 }
 
@@ -172,13 +216,16 @@ void Engine::AskPool(Live* request, uint64_t local) {
                                                 request->tokens.size(), options_.context_only);
   request->matched = request->tokens.size();
   request->offer_from = local;
-  request->offer_to = local + bridge_.Match(described, local);
+  const kvb::Scheduler::Offer offer = bridge_.Match(described, local);
+  request->offer_to = local + offer.tokens;
+  request->offer_is_async = offer.is_async;
   request->has_offer = true;
 }
 
 // How many tokens of the offer are taken, counted from the local match on. Its end never moves.
 uint64_t Engine::ChooseHonoured(const Live& request, uint64_t local) const {
   if (local >= request.offer_to) return 0;
+  if (options_.haggle && Coin(12, request.spec.id, request.sequence, 8)) return 0;
   const uint64_t T = options_.tokens_per_block;
   const uint64_t blocks = (request.offer_to - local) / T;
   if (options_.haggle && blocks >= 2 && Coin(3, request.spec.id, 0, 5)) return blocks / 2 * T;

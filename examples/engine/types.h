@@ -31,6 +31,13 @@ struct GroupSpec {
   std::vector<PoolSpec> pools = {PoolSpec{}};
 };
 
+// The allocation fences that an engine passes with each bind.
+enum class Fences {
+  kNone,    // new pages are filled before anybody hears of them
+  kKept,    // new pages are filled late, and the fence waits for that
+  kBroken,  // the fence does not wait: a fault that the checks must see
+};
+
 struct EngineOptions {
   std::string name = "engine";
   std::optional<std::string> config_json;  // none: run without a pool
@@ -46,14 +53,23 @@ struct EngineOptions {
   uint32_t token_budget = 8192;  // per pass
   uint32_t max_running = 1;      // requests that hold pages at a time
   bool local_reuse = false;
+  Fences fences = Fences::kNone;
   // What real engines do now and then; each is a deterministic choice by request and pass.
   uint32_t max_drafts = 0;      // speculative slots per decode step
   bool abandon_passes = false;  // prepare a pass and then not run it
   bool overlap = false;         // some finished requests take part in one more pass
-  bool haggle = false;          // honour offers in part, and settle them after the local match grew
+  // Honour offers in part or not at all, settle them after the local match grew, preempt requests
+  // that wait for their load.
+  bool haggle = false;
 };
 
-enum class Cancel { kNever, kBeforeAllocation, kInPrefill, kAfterOutputs };
+enum class Cancel {
+  kNever,
+  kBeforeAllocation,
+  kWhileLoading,  // while its pages are on their way; where it does not wait for them, kInPrefill
+  kInPrefill,
+  kAfterOutputs,
+};
 
 struct RequestSpec {
   uint64_t id = 0;  // unique among live requests
@@ -95,7 +111,11 @@ struct Counters {
   uint64_t hit_blocks = 0;  // served by the pool; once per block, whatever the groups and ranks
   uint64_t compared_pages = 0;
   uint64_t wrong_pages = 0;
-  uint64_t failed_loads = 0;  // requests that were handed back
+  uint64_t failed_loads = 0;   // requests that were handed back
+  uint64_t touched_pages = 0;  // free pages into which somebody wrote
+  uint64_t parked = 0;         // requests that waited outside the batch for an asynchronous load,
+  uint64_t parked_for_nothing = 0;  // of them those that had honoured no token of the offer,
+  uint64_t left_parked = 0;         // or that were cancelled or preempted meanwhile
   uint64_t drafts = 0;
   uint64_t rejected_drafts = 0;
   uint64_t given_back_blocks = 0;  // offered, and not honoured

@@ -51,6 +51,7 @@ EngineOptions WithPool(const Options& options, const Trace& trace, uint32_t inde
   engine.abandon_passes = true;
   engine.overlap = true;
   engine.haggle = true;
+  if (options.async_load) engine.fences = miniature::Fences::kKept;
   return engine;
 }
 
@@ -82,6 +83,9 @@ RequestSpec MakeRequest(const Trace& trace, size_t index) {
     case 3:
       request.cancel = Cancel::kAfterOutputs;
       request.cancel_after = 1 + static_cast<uint32_t>(luck / 37 % 8);
+      break;
+    case 4:
+      request.cancel = Cancel::kWhileLoading;
       break;
     default:
       break;
@@ -203,6 +207,9 @@ Result RunConcurrent(const Options& options, const Trace& trace) {
   }
   if (result.counters.wrong_pages > 0) {
     result.failures.push_back("pages loaded from the pool were wrong");
+  }
+  if (result.counters.touched_pages > 0) {
+    result.failures.push_back("somebody wrote into free pages");
   }
   return result;
 }

@@ -33,6 +33,7 @@ void Judge(const Options& options, const PoolView& pool, const Ledger& ledger, c
            const Trace& trace, Result* result) {
   const auto fail = [&](const std::string& why) { result->failures.push_back(why); };
   if (result->counters.wrong_pages > 0) fail("pages loaded from the pool were wrong");
+  if (result->counters.touched_pages > 0) fail("somebody wrote into free pages");
   const std::optional<kvb_pool_stats> stats = pool.Stats();
   if (stats) {
     result->evicted_objects = stats->evicted_objects;

@@ -27,8 +27,10 @@ over shared system prompts.
   --store KIND       which pool (embedded)
   --json FILE        write the result there, too
   --seed N           of a generated trace (1)
-  --tp N             tensor-parallel ranks per engine (1)
+  --tp N             tensor-parallel ranks per engine, a thread each (1)
   --adp              the engines are owners under attention data parallelism; context servers
+  --async            loads are asynchronous: requests wait outside the batch for their pages; with
+                     --concurrent also behind an allocation fence
   --groups N         layer groups (1; 2 with --concurrent: the second one is windowed)
   --generate FILE    write the generated trace there and stop
   --help             this text
@@ -119,6 +121,8 @@ Options ParseOptions(int argc, char** argv) {
       options.tp = Number<uint32_t>(name, value(), 1, 16);
     } else if (name == "--adp") {
       options.adp = flag();
+    } else if (name == "--async") {
+      options.async_load = flag();
     } else if (name == "--groups") {
       options.groups = Number<uint32_t>(name, value(), 1, 3);
     } else if (name == "--generate") {

@@ -20,6 +20,7 @@ struct Options {
   uint64_t seed = 1;
   uint32_t tp = 1;
   bool adp = false;
+  bool async_load = false;
   uint32_t groups = 0;  // 0: 1 in the exact mode, 2 in the concurrent one
   std::string generate_path;
   std::string trace_path;

@@ -99,6 +99,12 @@ void PrintTable(const Options& options, const Result& result) {
   Row("pages compared", Grouped(c.compared_pages));
   Row("wrong pages", Grouped(c.wrong_pages));
   Row("failed loads", Grouped(c.failed_loads), "requests that were handed back");
+  Row("free pages touched", Grouped(c.touched_pages));
+  if (options.async_load) {
+    Row("requests parked", Grouped(c.parked),
+        Grouped(c.parked_for_nothing) + " for no page, " + Grouped(c.left_parked) +
+            " left meanwhile");
+  }
   if (result.evicted_objects + result.refused_puts > 0) {
     Row("evicted from the pool", Grouped(result.evicted_objects),
         Grouped(result.refused_puts) + " puts refused");
@@ -143,6 +149,7 @@ void WriteJson(const Options& options, const Result& result) {
   name("lookahead") << options.lookahead;
   name("tp") << options.tp;
   name("adp") << (options.adp ? "true" : "false");
+  name("async") << (options.async_load ? "true" : "false");
   name("groups") << options.groups;
   name("requests") << c.requests;
   name("prompt_tokens") << c.prompt_tokens;
@@ -164,6 +171,10 @@ void WriteJson(const Options& options, const Result& result) {
   name("compared_pages") << c.compared_pages;
   name("wrong_pages") << c.wrong_pages;
   name("failed_loads") << c.failed_loads;
+  name("touched_pages") << c.touched_pages;
+  name("parked") << c.parked;
+  name("parked_for_nothing") << c.parked_for_nothing;
+  name("left_parked") << c.left_parked;
   name("failed_load_pages") << result.stats.failed_load_pages;
   name("failed_save_pages") << result.stats.failed_save_pages;
   name("evicted_objects") << result.evicted_objects;

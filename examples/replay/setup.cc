@@ -8,8 +8,8 @@ std::string ConfigJson(const Options& options) {
   // Long deadlines: on a busy machine a slow answer is not a miss.
   return "{\"role\": \"both\", \"namespace\": \"replay\", \"model_key\": \"miniature\", "
          "\"global_segment_size\": \"" +
-         options.pool_bytes +
-         "\", \"staging_buffer_bytes\": \"64MiB\", \"kvbridge\": {\"store\": \"" + options.store +
+         options.pool_bytes + "\", \"async_load\": " + (options.async_load ? "true" : "false") +
+         ", \"staging_buffer_bytes\": \"64MiB\", \"kvbridge\": {\"store\": \"" + options.store +
          "\", \"pool\": \"replay\", \"lookup_timeout_ms\": 30000, \"load_timeout_ms\": 30000}}";
 }
 

@@ -92,6 +92,8 @@ inline Outcomes run_without_pool(EngineOptions options, const std::vector<Reques
   options.token_budget = 8192;
   options.max_drafts = 0;
   options.abandon_passes = options.overlap = options.haggle = options.local_reuse = false;
+  options.fences = miniature::Fences::kNone;
+  options.before_bind = nullptr;
   Engine engine(options);
   return run(&engine, requests);
 }

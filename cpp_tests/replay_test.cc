@@ -255,17 +255,18 @@ TEST(Oracle, BlockSizesThatDoNotDivideIds) {
 
 /* ---- the exact mode ---- */
 
-class Exact : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uint32_t, std::string>> {
-};
+class Exact
+    : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, uint32_t, std::string, bool>> {};
 
 TEST_P(Exact, FiguresAreTheOracles) {
-  const auto& [block, lookahead, groups, ranks] = GetParam();
+  const auto& [block, lookahead, groups, ranks, async_load] = GetParam();
   Options options;
   options.block = block;
   options.lookahead = lookahead;
   options.groups = groups;
   options.tp = ranks == "Tp2" ? 2 : 1;
   options.adp = ranks == "Adp";
+  options.async_load = async_load;
   options.engines = 2;
   options.pool_bytes = "256MiB";
   const auto trace = replay::GenerateTrace(100 * block + 10 * lookahead + groups, 14);
@@ -286,6 +287,8 @@ TEST_P(Exact, FiguresAreTheOracles) {
   }
   EXPECT_EQ(result.counters.compared_pages, ideal.hit_blocks * pages);
   EXPECT_EQ(result.counters.wrong_pages, 0u);
+  EXPECT_EQ(result.counters.touched_pages, 0u);
+  EXPECT_EQ(result.counters.parked > 0, async_load);
   EXPECT_EQ(result.counters.failed_loads, 0u);
   EXPECT_EQ(result.counters.requests, trace.size());
 }
@@ -294,11 +297,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Exact,
                          testing::Combine(testing::Values(16u, 64u, 512u),
                                           testing::Values(0u, 1u, 2u), testing::Values(1u, 3u),
                                           testing::Values(std::string("Tp1"), std::string("Tp2"),
-                                                          std::string("Adp"))),
+                                                          std::string("Adp")),
+                                          testing::Bool()),
                          [](const auto& it) {
                            return "Block" + std::to_string(std::get<0>(it.param)) + "Lookahead" +
                                   std::to_string(std::get<1>(it.param)) + "Groups" +
-                                  std::to_string(std::get<2>(it.param)) + std::get<3>(it.param);
+                                  std::to_string(std::get<2>(it.param)) + std::get<3>(it.param) +
+                                  (std::get<4>(it.param) ? "Async" : "");
                          });
 
 TEST(ExactMode, SaysWhatAPoolThatIsTooSmallDid) {
@@ -317,8 +322,8 @@ TEST(ExactMode, SaysWhatAPoolThatIsTooSmallDid) {
 
 TEST(Options, AreReadInEitherSpelling) {
   auto options = parse({"--requests=12", "--engines", "3", "--block", "128", "--lookahead", "2",
-                        "--pool-bytes", "1.5 GiB", "--seed=9", "--tp", "4", "--groups=3", "--json",
-                        "out.json", "trace.jsonl"});
+                        "--pool-bytes", "1.5 GiB", "--seed=9", "--tp", "4", "--groups=3", "--async",
+                        "--json", "out.json", "trace.jsonl"});
   EXPECT_EQ(options.requests, 12u);
   EXPECT_EQ(options.engines, 3u);
   EXPECT_EQ(options.block, 128u);
@@ -327,6 +332,8 @@ TEST(Options, AreReadInEitherSpelling) {
   EXPECT_EQ(options.seed, 9u);
   EXPECT_EQ(options.tp, 4u);
   EXPECT_EQ(options.groups, 3u);
+  EXPECT_TRUE(options.async_load);
+  EXPECT_FALSE(parse({}).async_load);
   EXPECT_EQ(options.json_path, "out.json");
   EXPECT_EQ(options.trace_path, "trace.jsonl");
   EXPECT_FALSE(options.concurrent);
@@ -368,14 +375,15 @@ TEST(Options, WrongOnesAreRefusedByName) {
 }
 
 TEST(Program, WritesEveryKeyOfItsJson) {
-  for (const std::string mode : {"--block 64", "--concurrent --block 64 --groups 3"}) {
+  for (const std::string mode : {"--block 64", "--concurrent --block 64 --groups 3",
+                                 "--concurrent --block 64 --groups 3 --async --tp 2"}) {
     File json("result.json");
     auto it = run("--requests 12 --pool-bytes 256MiB " + mode + " --json \"" + json.path + "\"");
     EXPECT_EQ(it.status, 0) << it.out << it.err;
     const auto text = read(json.path);
-    for (const char* key :
-         {"requests", "prompt_tokens", "hit_blocks", "hit_tokens", "local_hit_tokens",
-          "saved_blocks", "saved_pages", "loaded_pages", "wrong_pages", "failed_loads"}) {
+    for (const char* key : {"requests", "prompt_tokens", "hit_blocks", "hit_tokens",
+                            "local_hit_tokens", "saved_blocks", "saved_pages", "loaded_pages",
+                            "wrong_pages", "failed_loads", "touched_pages", "parked"}) {
       const auto number = value(text, key);
       EXPECT_EQ(number.find_first_not_of("0123456789"), std::string::npos) << key << number;
     }

@@ -119,6 +119,7 @@ bool Engine::RunPass() {
   const Abandon abandon = DecideAbandon();
   {
     PhaseTimer timer(&phases_, Phase::kBuild);
+    if (options_.before_bind) options_.before_bind();
     const kvb_fence fence = copies_ ? copies_->Fence() : kvb_fence{};
     bridge_.Bind(&fence);
   }

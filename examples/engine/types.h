@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -61,6 +62,7 @@ struct EngineOptions {
   // Honour offers in part or not at all, settle them after the local match grew, preempt requests
   // that wait for their load.
   bool haggle = false;
+  std::function<void()> before_bind;  // for tests: called in every pass before its loads begin
 };
 
 enum class Cancel {

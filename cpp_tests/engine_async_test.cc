@@ -1,0 +1,360 @@
+/* Miniature engines with asynchronous loads: requests wait outside the batch, and whatever becomes
+   of them meanwhile, outputs stay right and nobody writes into pages that were given back. */
+#include <memory>
+#include <set>
+#include <stdexcept>
+
+#include "engine_testing.h"
+#include "rank_threads.h"
+
+using namespace testing_engine;
+using miniature::Cancel;
+using miniature::Counters;
+using miniature::Fences;
+
+namespace {
+
+EngineOptions parking(const std::string& pool, uint32_t ranks = 1,
+                      const std::string& size = "64MiB") {
+  auto json = pool_json(pool + "." + std::to_string(ranks), "", size);
+  json.insert(json.find('{') + 1, "\"async_load\": true, ");
+  auto options = shape(json);
+  options.tp_size = ranks;
+  return options;
+}
+
+std::vector<RequestSpec> conversations(size_t count, uint32_t outputs) {
+  std::vector<RequestSpec> requests;
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t luck = miniature::Scramble(i);
+    requests.push_back(request(1 + i, prompt(20 + luck % 140, static_cast<int32_t>(i % 3)),
+                               1 + static_cast<uint32_t>(luck >> 32) % outputs));
+  }
+  return requests;
+}
+
+void expect_intact(const Engine& engine) {
+  EXPECT_EQ(engine.counters().wrong_pages, 0u);
+  EXPECT_EQ(engine.counters().touched_pages, 0u);
+  for (const auto& stats : engine.Stats()) EXPECT_EQ(stats.loads_in_flight, 0u);
+}
+
+/* One engine publishes, a second one of the same shape finds everything. */
+Counters read_back(const EngineOptions& options, const std::vector<RequestSpec>& list) {
+  const Outcomes right = run_without_pool(options, list);
+  Engine writer(options), reader(options);
+  expect_same_outputs(run(&writer, list), right);
+  expect_intact(writer);
+  expect_same_outputs(run(&reader, list), right);
+  expect_intact(reader);
+  EXPECT_EQ(writer.counters().failed_loads + reader.counters().failed_loads, 0u);
+  return reader.counters();
+}
+
+class Ranks : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Async, Ranks, testing::Values(1u, 2u, 4u));
+
+TEST_P(Ranks, ARequestRunsOnceAllRanksHaveItsPages) {
+  const auto options = parking("async.one", GetParam());
+  const auto spec = request(1, prompt(100), 4);
+  Engine writer(options), reader(options);
+  const auto output = run_one(&writer, spec);
+  EXPECT_EQ(output, run_without_pool(options, {spec}).at(1).outputs);
+  EXPECT_EQ(writer.counters().parked, 0u) << "nothing was offered";
+
+  reader.Submit(spec);
+  EXPECT_FALSE(reader.RunPass()) << "a parked request is in no batch";
+  EXPECT_EQ(reader.counters().parked, 1u);
+  Outcomes outcomes;
+  drain(&reader, &outcomes);
+  EXPECT_EQ(outcomes.at(1).outputs, output);
+  EXPECT_EQ(reader.counters().hit_blocks, 6u);
+  EXPECT_EQ(reader.counters().compared_pages, 6u * GetParam());
+  EXPECT_EQ(outcomes.at(1).saved_blocks.size(), 0u) << "loaded blocks are not written back";
+  ASSERT_EQ(reader.Stats().size(), GetParam());
+  for (const auto& stats : reader.Stats()) EXPECT_EQ(stats.loaded_pages, 6u);
+  expect_intact(reader);
+}
+
+TEST_P(Ranks, ManyRequestsWaitWhileOthersRun) {
+  auto options = parking("async.many", GetParam());
+  options.groups.push_back(GroupSpec{5, 32, {PoolSpec{}}});
+  options.max_running = 4;
+  options.token_budget = 50;
+  for (const bool local : {false, true}) {
+    options.local_reuse = local;
+    const auto counters = read_back(options, conversations(24, 8));
+    EXPECT_GT(counters.parked, 0u);
+    EXPECT_GT(counters.hit_blocks, 0u);
+    EXPECT_GT(counters.detached_pages, 0u);
+  }
+}
+
+TEST_P(Ranks, CancelledWhileParkedTheyGiveTheirPagesBack) {
+  auto options = parking("async.cancelled", GetParam());
+  options.max_running = 3;
+  options.blocks = 24;
+  options.fences = Fences::kKept;
+  auto list = conversations(30, 4);
+  Engine writer(options), reader(options);
+  expect_same_outputs(run(&writer, list), run_without_pool(options, list));
+  for (auto& spec : list) {
+    if (spec.id % 2 == 0) spec.cancel = Cancel::kWhileLoading;
+  }
+  expect_same_outputs(run(&reader, list), run_without_pool(options, list));
+  EXPECT_GT(reader.counters().left_parked, 0u);
+  EXPECT_EQ(reader.counters().cancelled, 15u);
+  EXPECT_GT(reader.counters().hit_blocks, 0u);
+  expect_intact(reader);
+}
+
+TEST_P(Ranks, PreemptedWhileParkedTheyRunAgain) {
+  auto options = parking("async.haggle", GetParam());
+  options.max_running = 3;
+  options.haggle = true;
+  const auto counters = read_back(options, conversations(60, 3));
+  EXPECT_GT(counters.left_parked, 0u);
+  EXPECT_GT(counters.preemptions, 0u);
+  EXPECT_GT(counters.given_back_blocks, 0u);
+  EXPECT_GT(counters.parked_for_nothing, 0u) << "honoured with 0 tokens they wait all the same";
+}
+
+TEST_P(Ranks, PoolsMayGoWhileRequestsWait) {
+  auto options = parking("async.sleep", GetParam());
+  options.local_reuse = true;
+  options.max_running = 4;
+  options.fences = Fences::kKept;
+  const auto list = conversations(16, 6);
+  const auto right = run_without_pool(options, list);
+  Engine engine(options);
+  expect_same_outputs(run(&engine, list), right);
+  for (int passes = 0; passes < 6; ++passes) {
+    engine.Sleep();
+    engine.WakeUp();
+    for (const auto& spec : list) engine.Submit(spec);
+    Outcomes outcomes;
+    for (int i = 0; i < passes; ++i) {
+      engine.RunPass();
+      collect(&engine, &outcomes);
+    }
+    engine.Sleep();
+    EXPECT_EQ(engine.parked(), 0u);
+    engine.WakeUp();
+    drain(&engine, &outcomes);
+    expect_same_outputs(outcomes, right);
+  }
+  EXPECT_GT(engine.counters().hit_blocks, 0u);
+  EXPECT_EQ(engine.counters().failed_loads, 0u);
+  expect_intact(engine);
+}
+
+TEST_P(Ranks, EndsAtAnyMomentLeaveOthersAlone) {
+  auto options = parking("async.ends", GetParam());
+  options.max_running = 3;
+  options.token_budget = 32;
+  options.fences = Fences::kKept;
+  const auto list = conversations(9, 8);
+  const auto right = run_without_pool(options, list);
+  Engine other(options);
+  expect_same_outputs(run(&other, list), right);
+  for (int passes = 0; passes < 8; ++passes) {
+    for (const bool orderly : {true, false}) {
+      Engine engine(options);
+      for (const auto& spec : list) engine.Submit(spec);
+      for (int i = 0; i < passes; ++i) engine.RunPass();
+      EXPECT_EQ(engine.counters().wrong_pages, 0u);
+      if (!orderly) continue;
+      engine.Shutdown();
+      EXPECT_THROW(for (int i = 0; i < 3; ++i) engine.RunPass(), kvb::Error);
+    }
+  }
+  Engine last(options);
+  expect_same_outputs(run(&last, list), right);
+  EXPECT_GT(last.counters().hit_blocks, 0u);
+  expect_intact(last);
+}
+
+TEST_P(Ranks, EverythingAtOnce) {
+  auto options = parking("async.everything", GetParam());
+  PoolSpec index;
+  index.kv_factor = 1;
+  index.element_bits = 8;
+  index.replicated = true;
+  options.groups = {GroupSpec{0, 0, {PoolSpec{}, index}}, GroupSpec{5, 32, {PoolSpec{}}}};
+  options.blocks = 26;
+  options.max_running = 4;
+  options.token_budget = 50;
+  options.max_drafts = 3;
+  options.fences = Fences::kKept;
+  options.local_reuse = options.abandon_passes = options.overlap = options.haggle = true;
+  auto list = conversations(60, 20);
+  for (auto& spec : list) {
+    if (spec.id % 5 == 0) spec.cache_salt = "tenant";
+    if (spec.id % 11 == 1) spec.cancel = Cancel::kWhileLoading;
+    if (spec.id % 11 == 2) spec.cancel = Cancel::kInPrefill;
+  }
+  const auto right = run_without_pool(options, list);
+  Counters all;
+  for (int i = 0; i < 3; ++i) {
+    Engine engine(options);
+    expect_same_outputs(run(&engine, list), right);
+    expect_intact(engine);
+    all.Add(engine.counters());
+  }
+  EXPECT_EQ(all.failed_loads, 0u);
+  EXPECT_GT(all.hit_blocks, 0u);
+  EXPECT_GT(all.local_hit_blocks, 0u);
+  EXPECT_GT(all.abandoned_passes, 0u);
+  EXPECT_GT(all.preemptions, 0u);
+  EXPECT_GT(all.left_parked, 0u);
+}
+
+TEST(Async, OwnersUnderAttentionDpPark) {
+  auto options = parking("async.adp");
+  options.context_only = true;
+  options.adp_owners = 2;
+  const auto list = conversations(12, 1);
+  const auto right = run_without_pool(options, list);
+  Engine first(options);
+  options.adp_owner = 1;
+  Engine second(options);
+  expect_same_outputs(run(&first, list), right);
+  expect_same_outputs(run(&second, list), right);
+  EXPECT_EQ(second.counters().parked, 12u);
+  expect_intact(second);
+}
+
+/* ---- failed loads ---- */
+
+TEST(Async, ARequestThatLostEverythingIsComputed) {
+  auto options = parking("async.lost");
+  const Pool pool(options, *options.config_json);
+  const auto spec = request(1, prompt(100), 4);
+  Engine writer(options);
+  const auto output = run_one(&writer, spec);
+  bool lost = false;
+  options.before_bind = [&] {
+    for (size_t block = 0; !lost && block < 6; ++block) pool.remove(pool.key(spec.prompt, block));
+    lost = true;
+  };
+  Engine reader(options);
+  EXPECT_EQ(run_one(&reader, spec), output);
+  EXPECT_EQ(reader.counters().parked, 1u);
+  EXPECT_EQ(reader.counters().failed_loads, 1u);
+  EXPECT_EQ(reader.counters().hit_blocks, 0u);
+  EXPECT_EQ(reader.Stats().front().failed_load_requests, 1u);
+  EXPECT_TRUE(pool.has(pool.key(spec.prompt, 5))) << "what was missing was written again";
+  expect_intact(reader);
+}
+
+TEST(Async, ARestartedRequestTakesWhatLiesBeforeTheFault) {
+  const auto options = parking("async.corrupt");
+  const Pool pool(options, *options.config_json);
+  const auto spec = request(1, prompt(100), 4);
+  Engine writer(options), reader(options);
+  const auto output = run_one(&writer, spec);
+  pool.corrupt(pool.key(spec.prompt, 2));
+  EXPECT_EQ(run_one(&reader, spec), output);
+  EXPECT_EQ(reader.counters().parked, 2u);
+  EXPECT_EQ(reader.counters().failed_loads, 1u);
+  EXPECT_EQ(reader.counters().hit_blocks, 2u);
+  expect_intact(reader);
+}
+
+TEST(Async, OutputsAreRightUnderEvictionPressure) {
+  auto options = parking("async.pressure", 1, "4KiB");
+  options.max_running = 3;
+  options.token_budget = 48;
+  options.haggle = true;
+  const Pool pool(options, *options.config_json);
+  const auto list = conversations(60, 6);
+  const auto right = run_without_pool(options, list);
+  Engine one(options), two(options);
+  for (int round = 0; round < 3; ++round) {
+    expect_same_outputs(run(&one, list), right);
+    expect_same_outputs(run(&two, list), right);
+  }
+  expect_intact(one);
+  expect_intact(two);
+  EXPECT_GT(pool.store.stats().evicted_objects, 0u);
+  EXPECT_GT(one.counters().hit_blocks + two.counters().hit_blocks, 0u);
+}
+
+TEST(Async, ALostShardIsAnErrorUnderTensorParallelism) {
+  const auto options = parking("async.tp.lost", 2);
+  const Pool pool(options, *options.config_json);
+  const auto spec = request(1, prompt(100), 4);
+  Engine writer(options), reader(options);
+  run_one(&writer, spec);
+  pool.corrupt(pool.key(spec.prompt, 1, 0, 1));
+  testing_kvb::expect_error(KVB_LOAD_FAILED, "", [&] { run_one(&reader, spec); });
+}
+
+/* ---- ranks and their threads ---- */
+
+TEST(RankThreads, EachRankHasItsThreadAndTheLeaderTheCallers) {
+  miniature::RankThreads threads(4);
+  std::vector<std::thread::id> first(4), second(4);
+  /* Each waits for all others, so they run at the same time. */
+  std::atomic<int> there{0};
+  threads.Run([&](size_t rank) {
+    first[rank] = std::this_thread::get_id();
+    ++there;
+    while (there < 4) std::this_thread::yield();
+  });
+  threads.Run([&](size_t rank) { second[rank] = std::this_thread::get_id(); });
+  EXPECT_EQ(first, second);
+  EXPECT_EQ(first[0], std::this_thread::get_id());
+  EXPECT_EQ(std::set<std::thread::id>(first.begin(), first.end()).size(), 4u);
+}
+
+TEST(RankThreads, WhatARankThrowsArrivesWhenAllHaveReturned) {
+  miniature::RankThreads threads(3);
+  std::atomic<int> returned{0};
+  const auto run = [&](size_t failing) {
+    threads.Run([&, failing](size_t rank) {
+      ++returned;
+      if (rank >= failing) throw std::runtime_error("rank " + std::to_string(rank));
+    });
+  };
+  for (size_t failing : {0u, 1u, 2u}) {
+    try {
+      run(failing);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(error.what(), "rank " + std::to_string(failing));
+    }
+  }
+  run(3);
+  EXPECT_EQ(returned, 12);
+  miniature::RankThreads(0).Run([](size_t) { FAIL(); });
+}
+
+/* ---- does the harness see faults? ---- */
+
+TEST(Mutation, AFenceThatDoesNotWaitIsSeen) {
+  auto options = parking("async.fence");
+  const auto spec = request(1, prompt(100), 4);
+  Engine writer(options);
+  const auto output = run_one(&writer, spec);
+  options.fences = Fences::kKept;
+  Engine kept(options);
+  EXPECT_EQ(run_one(&kept, spec), output);
+  expect_intact(kept);
+  options.fences = Fences::kBroken;
+  Engine broken(options);
+  EXPECT_NE(run_one(&broken, spec), output);
+  EXPECT_EQ(broken.counters().wrong_pages, 6u) << "the engine's late copy came last";
+}
+
+TEST(Mutation, AWriteIntoAFreePageIsSeen) {
+  auto options = parking("async.touched");
+  Engine engine(options);
+  run_one(&engine, request(1, prompt(100), 4));
+  /* Which pages it had is nobody's business: all are free now, and these were used. */
+  ++*engine.cache(0).Row(0, 0, 2, 1, 1);
+  run_one(&engine, request(2, prompt(100, 1), 4));
+  EXPECT_EQ(engine.counters().touched_pages, 1u);
+}
+
+}  // namespace

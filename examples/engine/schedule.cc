@@ -161,9 +161,6 @@ bool Engine::TryAdmit(Live* request) {
       return false;
     }
   }
-  // A request that was made an asynchronous offer waits for it, however little of it is honoured;
-  // only one that has given all of it back does not.
-  const bool parks = request->offer_is_async && local < request->offer_to;
   SettleOffer(request, local, honoured);
   request->sequence = next_sequence_++;
   request->computed = local;
@@ -172,7 +169,8 @@ bool Engine::TryAdmit(Live* request) {
   request->loaded_to = local + honoured;
   request->registered_blocks = local / T;
   counters_.local_hit_blocks += local / T;
-  if (parks) Park(request);
+  // A request that was made an asynchronous offer waits, however little of it is honoured or left.
+  if (request->offer_is_async) Park(request);
   return true;
 }
 

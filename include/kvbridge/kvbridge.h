@@ -942,9 +942,10 @@ kvb_status kvb_worker_register_layout(kvb_worker *worker, const kvb_layout *layo
 /**
  * Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
  *
- * Blocks: until queued saves ended, at most save_timeout_ms.
- * Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the
- * layout stays registered.
+ * Blocks: until asynchronous loads under way ended, at most load_timeout_ms (they fail), and queued
+ * saves, at most save_timeout_ms.
+ * Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, some are still running, and the layout
+ * stays registered.
  */
 kvb_status kvb_worker_unregister_layout(kvb_worker *worker);
 

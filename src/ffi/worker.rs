@@ -251,9 +251,10 @@ pub unsafe extern "C" fn kvb_worker_register_layout(
 
 /// Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
 ///
-/// Blocks: until queued saves ended, at most save_timeout_ms.
-/// Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, saves are still running, and the
-/// layout stays registered.
+/// Blocks: until asynchronous loads under way ended, at most load_timeout_ms (they fail), and queued
+/// saves, at most save_timeout_ms.
+/// Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, some are still running, and the layout
+/// stays registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_unregister_layout(worker: *mut kvb_worker) -> kvb_status {
     guard("kvb_worker_unregister_layout", || {

@@ -185,10 +185,10 @@ void kvb_scheduler_free(void *scheduler);
 status kvb_metadata_summary(const void *metadata, void *out);
 void kvb_metadata_free(void *metadata);
 
-#define BLOCK 4      /* tokens */
-#define PAGE 64      /* bytes */
-#define SLOTS 4      /* pages */
-#define FAR 1024     /* more than any struct has grown by since */
+#define BLOCK 4        /* tokens */
+#define PAGE 64        /* bytes */
+#define SLOTS 4        /* pages */
+#define FAR 1024       /* more than any struct has grown by since */
 #define TAIL (2 * FAR) /* bytes that a struct of some later version has more */
 #define MARK 0xee
 

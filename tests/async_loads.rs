@@ -509,6 +509,31 @@ fn an_unregistered_layout_fails_what_is_on_its_way() {
 }
 
 #[test]
+fn under_tp_an_unregistered_layout_forgets_what_is_on_its_way() {
+    let tokens = prompt(1, 4 * T + 1);
+    let setup = Setup {
+        world: 2,
+        ..parking()
+    };
+    let mut rig = stocked(setup, &tokens);
+    rig.admit(7, &tokens);
+    empty_pass(&mut rig);
+    rig.poll_all(&[7]).unwrap();
+    rig.stepper.step(0);
+    for rank in &mut rig.ranks {
+        rank.worker.unregister_layout().unwrap();
+        rank.worker.register_layout(rank.cache.register()).unwrap();
+    }
+    assert_eq!(rig.poll_all(&[]).unwrap(), Polled::default());
+    rig.reset(7);
+    assert_eq!(rig.admit(7, &tokens) as usize, 4 * T);
+    empty_pass(&mut rig);
+    rig.drain();
+    assert_eq!(rig.poll_all(&[7]).unwrap().loaded, [7]);
+    rig.check(7);
+}
+
+#[test]
 fn a_shutdown_in_each_state_touches_nothing_afterwards() {
     for steps in 0..=6 {
         let mut rig = advanced(steps);

@@ -309,7 +309,7 @@ impl Worker {
 
     /// Gives the cache memory back: on return nothing of the library touches it. Saves of a bound
     /// metadata that were not queued are dropped, queued ones are waited for; asynchronous loads that
-    /// are not done fail.
+    /// are not done fail, or under TP, where the engine gave them up on every rank, are not reported any more.
     ///
     /// Blocks: until what runs of the loads has ended, at most `load_timeout_ms`, and the queued saves, at most
     /// `save_timeout_ms`; `Busy` then, and the layout stays registered. `BadState` without a layout.
@@ -318,7 +318,12 @@ impl Worker {
             bail!(BadState, "unregister_layout: no layout is registered");
         }
         let shared = Arc::clone(&self.shared);
-        shared.parked.lock().close_gates();
+        if shared.terms.restarts_requests() {
+            shared.parked.lock().close_gates();
+        } else {
+            // A lost load is an error for good; but these are not lost, they were given up here.
+            shared.parked.lock().discard_all();
+        }
         if let Some(loads) = &self.loads
             && !loads.wait_until(Some(self.load_timeout), || {
                 shared.parked.lock().running() == 0

@@ -156,6 +156,15 @@ impl Parked {
         self.loads.values().for_each(|load| load.gate.close());
     }
 
+    /// Ends all loads; of those that are not done nothing is reported.
+    pub fn discard_all(&mut self) {
+        let undone = self.loads.iter().filter(|(_, load)| load.ending.is_none());
+        let ids: Vec<u64> = undone.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.withdraw(id, u64::MAX);
+        }
+    }
+
     /// Moves every announced load that has ended into `out`, each once.
     pub fn report(&mut self, mut out: impl FnMut(Ended)) {
         let mut ready = std::mem::take(&mut self.ready);

@@ -50,7 +50,8 @@ impl Dice {
 
     /// Numbers at which something may end.
     fn number(&mut self) -> u64 {
-        const EDGES: [u64; 8] = [0, 1, 2, 63, 64, i32::MAX as u64, u32::MAX as u64, u64::MAX];
+        // 16 is the server's number of slots.
+        const EDGES: [u64; 8] = [0, 1, 15, 16, 17, i32::MAX as u64, u32::MAX as u64, u64::MAX];
         match self.below(3) {
             0 => EDGES[self.below(EDGES.len() as u64) as usize],
             1 => self.below(100),
@@ -70,7 +71,8 @@ fn rebuilt(bytes: &[u8], dice: &mut Dice) -> Option<Vec<u8>> {
             }
         }
     }
-    let what = dice.below(10);
+    // What is above 9 changes a page too.
+    let what = dice.below(14);
     let source = if what == 0 {
         dice.number()
     } else {
@@ -125,7 +127,7 @@ fn copy(
         8 => blocks = dice.below(2 * blocks as u64 + 2) as usize,
         _ => {}
     }
-    let other = if change == 9 {
+    let other = if (9..14).contains(&change) {
         Some(dice.below(blocks.max(1) as u64) as usize)
     } else {
         None

@@ -64,6 +64,7 @@ const TABLE: &[&str] = &[
     "kvb_scheduler_reserve",
     "kvb_scheduler_release_reservation",
     "kvb_worker_explain",
+    "kvb_store_wrap_faulty",
 ];
 const ENTRY: &str = "kvb_plugin_entry";
 

@@ -334,6 +334,13 @@ class Store : public detail::Owner<kvb_store, kvb_store_free> {
     check(kvb_store_remove(get(), keys.data(), keys.size(), out.data()));
     return out;
   }
+  /** A store that breaks this one by script; see docs/faults.md. */
+  Store wrap_faulty(std::string_view script) const {
+    kvb_store* out = nullptr;
+    check(kvb_store_wrap_faulty(get(), reinterpret_cast<const uint8_t*>(script.data()),
+                                script.size(), &out));
+    return Store(out);
+  }
   /** The embedded pool's numbers now. */
   kvb_pool_stats stats() const {
     auto out = detail::sized<kvb_pool_stats>();

@@ -291,7 +291,13 @@ fn quoted(text: &str) -> BTreeSet<String> {
 fn every_function_is_in_a_guide() {
     // Always empty in this build.
     let elsewhere = ["kvb_worker_take_failed_async_loads"];
-    let guides = ["integration", "ownership", "threads", "troubleshooting"];
+    let guides = [
+        "faults",
+        "integration",
+        "ownership",
+        "threads",
+        "troubleshooting",
+    ];
     let text: String = guides
         .iter()
         .map(|guide| read(&format!("docs/{guide}.md")))

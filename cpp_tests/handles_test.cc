@@ -312,7 +312,7 @@ TEST(Global, TheLogReachesTheSinkWhileItIsSet) {
     EXPECT_EQ(level, KVB_LOG_WARN);
     EXPECT_EQ(target.substr(0, 8), "kvbridge");
     heard.emplace_back(message);
-    throw 1; /* swallowed */
+    throw 1; /* contained */
   });
   kvb::Config::from_json(R"({"model_key": "m", "of_somebody_else": 1})");
   ASSERT_EQ(heard.size(), 1u);

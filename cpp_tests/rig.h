@@ -35,12 +35,15 @@ inline std::string json(const std::string& pool, const std::string& more = "",
 
 /* One server of a single rank, with its scheduler, a pool and what a test asks of them. */
 struct Rig {
-  explicit Rig(const std::string& text, const std::string& number_format = "float16")
+  /* With a script the worker's pool breaks by it, and `store` is what the pool really holds. */
+  explicit Rig(const std::string& text, const std::string& number_format = "float16",
+               const std::string& script = "")
       : format(number_format),
         config(kvb::Config::from_json(text)),
         engine(kvb::engine(T)),
         store(kvb::Store::open(config, engine)),
-        worker(kvb::Worker::open(config, engine, store)),
+        faulty(store.wrap_faulty(script.empty() ? R"({"faults": []})" : script)),
+        worker(kvb::Worker::open(config, engine, script.empty() ? store : faulty)),
         scheduler(kvb::Scheduler::beside(worker, config, engine)) {
     worker.register_layout(layout());
   }
@@ -50,6 +53,7 @@ struct Rig {
   kvb::Config config;
   kvb_engine engine;
   kvb::Store store;
+  kvb::Store faulty;
   kvb::Worker worker;
   kvb::Scheduler scheduler;
 

@@ -289,7 +289,13 @@ fn quoted(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_function_is_in_a_guide() {
-    let guides = ["integration", "ownership", "threads", "troubleshooting"];
+    let guides = [
+        "faults",
+        "integration",
+        "ownership",
+        "threads",
+        "troubleshooting",
+    ];
     let text: String = guides
         .iter()
         .map(|guide| read(&format!("docs/{guide}.md")))

@@ -64,6 +64,7 @@ const TABLE: &[&str] = &[
     "kvb_scheduler_reserve",
     "kvb_scheduler_release_reservation",
     "kvb_worker_explain",
+    "kvb_store_wrap_faulty",
 ];
 const ENTRY: &str = "kvb_plugin_entry";
 
@@ -110,6 +111,16 @@ fn the_library_exports_its_functions_and_nothing_else() {
     let soname = format!("soname: [libkvbridge.so.{KVB_ABI_VERSION}]");
     assert!(dynamic.contains(&soname), "{dynamic}");
     assert!(dynamic.contains("NODELETE"), "{dynamic}");
+    // What users must have. The C++ runtime is for containing what their functions throw.
+    let mut needed: Vec<_> = dynamic
+        .lines()
+        .filter_map(|line| line.split_once("Shared library: [")?.1.strip_suffix(']'))
+        .collect();
+    needed.retain(|name| !name.starts_with("ld-linux"));
+    needed.sort_unstable();
+    let known = ["libc.so.6", "libgcc_s.so.1", "libm.so.6", "libstdc++.so.6"];
+    assert!(needed.contains(&"libstdc++.so.6"), "{needed:?}");
+    assert!(needed.iter().all(|name| known.contains(name)), "{needed:?}");
 
     // The table holds exactly these functions, in this order.
     let path = CString::new(library.into_os_string().into_encoded_bytes()).unwrap();

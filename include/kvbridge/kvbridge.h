@@ -14,7 +14,8 @@
  * - Status. Functions return kvb_status: KVB_OK or why nothing was done. A miss is an outcome, not
  *   an error. The text of the calling thread's latest failure is copied by kvb_last_error.
  * - Errors. Besides those that are named, every function may answer KVB_NULL_POINTER,
- *   KVB_INVALID_ARGUMENT, KVB_POISONED and KVB_PANIC, and one with a non-const receiver KVB_BUSY.
+ *   KVB_INVALID_ARGUMENT, KVB_NO_MEMORY, KVB_POISONED and KVB_PANIC, and one with a non-const
+ *   receiver KVB_BUSY.
  * - Outputs. They are written only on success. A NULL output is refused before anything is done.
  * - Parameters. The receiver, inputs, outputs; pointer and length side by side. Length 0 ignores
  *   the pointer. Inputs are borrowed for the call; what is kept is copied. Pointers must be
@@ -35,8 +36,9 @@
  * - Buffers. `buffer`, `capacity`, `out_needed`: too little room answers KVB_TOO_SMALL with the
  *   bytes that are needed in out_needed, and writes nothing else. Ask with capacity 0. A char
  *   buffer gets a terminated text, and out_needed counts the terminator.
- * - Host functions. They must not throw or unwind; one that does ends the process. Calls from
- *   inside the log callback answer KVB_BUSY and do nothing, but for kvb_last_error.
+ * - Host functions. A C++ exception that one throws is contained: it never ends the process. Other
+ *   ways out of it, such as longjmp, are not allowed. Calls from inside the log callback answer
+ *   KVB_BUSY and do nothing, but for kvb_last_error.
  */
 
 #ifndef KVBRIDGE_KVBRIDGE_H
@@ -153,7 +155,9 @@ typedef int32_t kvb_status;
  * speaks. Both texts are UTF-8, not terminated, and valid during the call only.
  *
  * It is called on whatever thread the line arises, also on threads of the library, by several at
- * once. It must return soon, must not throw, and must not call `kvb_set_log`.
+ * once. It must return soon and must not call `kvb_set_log`. An exception that it throws ends in
+ * the library: that line is lost and the call goes on. `kvb_last_error` has the exception's text
+ * on the thread that logged, and a warning behind the next line that gets through has it, too.
  */
 typedef void (*kvb_log_callback)(void *context,
                                  int32_t level,
@@ -638,6 +642,20 @@ kvb_status kvb_store_open(const kvb_config *config,
                           kvb_store **out);
 
 /**
+ * Makes a store that breaks another one by script, for tests of what a host does when its pool
+ * fails. `script` is JSON text: {"faults": [{"call": "get", "fault": "lose", "from": 3}]}; the
+ * manual is docs/faults.md. The other store stays as it is, on the same pool; workers made on the
+ * new one go through the faults. Both are freed by kvb_store_free, in any order; freeing the new
+ * one ends calls that the script lets hang.
+ *
+ * Errors: KVB_INVALID_ARGUMENT with every problem of the script, one a line.
+ */
+kvb_status kvb_store_wrap_faulty(const kvb_store *store,
+                                 const uint8_t *script,
+                                 size_t script_size,
+                                 kvb_store **out);
+
+/**
  * Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key.
  * What is present is leased for a while: neither evicted nor removed.
  *
@@ -767,7 +785,8 @@ void kvb_metadata_free(kvb_metadata *metadata);
 /**
  * Returns when the pages may be written. It is called once per kvb_worker_bind at most, on a load
  * thread of the library, also after that call returned; other loads of the same metadata wait
- * for it. It must not throw, and must not call the library. `context` must stay valid until it
+ * for it. It must not call the library. What it throws is an error of the load threads: nothing is
+ * loaded any more. `context` must stay valid until it
  * was called, or until kvb_worker_unregister_layout or kvb_worker_shutdown returned KVB_OK.
  */
 typedef void (*kvb_fence_wait)(void *context);
@@ -1608,6 +1627,11 @@ typedef struct kvb_api {
                                char *buffer,
                                size_t capacity,
                                size_t *out_needed);
+  /** kvb_store_wrap_faulty */
+  kvb_status (*store_wrap_faulty)(const kvb_store *store,
+                                  const uint8_t *script,
+                                  size_t script_size,
+                                  kvb_store **out);
 } kvb_api;
 
 /**

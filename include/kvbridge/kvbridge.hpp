@@ -334,6 +334,13 @@ class Store : public detail::Owner<kvb_store, kvb_store_free> {
     check(kvb_store_remove(get(), keys.data(), keys.size(), out.data()));
     return out;
   }
+  /** A store that breaks this one by script; see docs/faults.md. */
+  Store wrap_faulty(std::string_view script) const {
+    kvb_store* out = nullptr;
+    check(kvb_store_wrap_faulty(get(), reinterpret_cast<const uint8_t*>(script.data()),
+                                script.size(), &out));
+    return Store(out);
+  }
   /** The embedded pool's numbers now. */
   kvb_pool_stats stats() const {
     auto out = detail::sized<kvb_pool_stats>();
@@ -621,16 +628,13 @@ using LogSink = std::function<void(int32_t, std::string_view, std::string_view)>
 namespace detail {
 /** The C callback in front of a LogSink. */
 inline void log_thunk(void* context, int32_t level, const char* target, size_t target_size,
-                      const char* message, size_t message_size) noexcept {
-  try {
-    (*static_cast<LogSink*>(context))(level, {target, target_size}, {message, message_size});
-  } catch (...) {
-    /* Nothing may unwind into the library; a line is lost. */
-  }
+                      const char* message, size_t message_size) {
+  (*static_cast<LogSink*>(context))(level, {target, target_size}, {message, message_size});
 }
 }  // namespace detail
 
-/** Sets the process's log sink; an empty one removes it. What it throws is swallowed. */
+/** Sets the process's log sink; an empty one removes it. What it throws ends in the
+ * library: a line is lost, and a warning behind a later one says so. */
 inline void set_log(LogSink sink, int32_t max_level = KVB_LOG_INFO) {
   static std::mutex mutex;
   /* Never destroyed: threads of the library may outlive static destructors. */

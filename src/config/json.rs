@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 32;
 const SHOWN: usize = 80;
 
 /// One value, as far as a field has to know it.
-pub(super) enum Value<'a> {
+pub(crate) enum Value<'a> {
     Null,
     Bool(bool),
     /// As written.
@@ -29,7 +29,7 @@ pub(super) enum Value<'a> {
 
 impl<'a> Value<'a> {
     /// Reads a value's text, which is JSON already.
-    pub(super) fn read(raw: &'a str) -> std::result::Result<Self, String> {
+    pub(crate) fn read(raw: &'a str) -> std::result::Result<Self, String> {
         Ok(match raw.as_bytes().first() {
             Some(b'n') => Self::Null,
             Some(b't') => Self::Bool(true),
@@ -44,7 +44,7 @@ impl<'a> Value<'a> {
     }
 
     /// What kind of value it is, for a message.
-    pub(super) fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
             Self::Bool(_) => "a boolean",
@@ -57,7 +57,7 @@ impl<'a> Value<'a> {
 }
 
 /// The members of one object, in order, each with the text of its value.
-pub(super) struct Members<'a>(pub(super) Vec<(String, &'a str)>);
+pub(crate) struct Members<'a>(pub(crate) Vec<(String, &'a str)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -175,7 +175,7 @@ fn check(path: &str, raw: &str, depth: usize, problems: &mut Vec<String>) {
 }
 
 /// A value as a message repeats it: on one line and not too long.
-pub(super) fn shown(raw: &str) -> String {
+pub(crate) fn shown(raw: &str) -> String {
     let mut line: String = raw
         .chars()
         .take(SHOWN)

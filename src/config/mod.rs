@@ -18,13 +18,15 @@
 
 mod address;
 mod choices;
-mod json;
+pub(crate) mod json;
 mod parse;
 mod render;
 mod size;
 #[cfg(test)]
 mod tests;
 mod values;
+
+pub(crate) use parse::nearest;
 
 pub use choices::{LocalReuseBackoff, Role, StoreKind};
 

@@ -345,7 +345,7 @@ fn take<'a>(members: &mut Vec<(String, &'a str)>, name: &str) -> Option<&'a str>
 }
 
 /// The known name with the fewest edits to `name`; the first of equals.
-fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> &'k str {
+pub(crate) fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> &'k str {
     known
         .min_by_key(|candidate| distance(name, candidate))
         .unwrap_or("")

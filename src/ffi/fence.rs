@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::args::{Plain, choice};
+use super::catch::call_host;
 use crate::error::{Error, Kind, Result, bail};
 use crate::worker::{Fence, Wait};
 
@@ -16,7 +17,8 @@ pub const KVB_FENCE_CALLBACK: i32 = 2;
 
 /// Returns when the pages may be written. It is called once per kvb_worker_bind at most, on a load
 /// thread of the library, also after that call returned; other loads of the same metadata wait
-/// for it. It must not throw, and must not call the library. `context` must stay valid until it
+/// for it. It must not call the library. What it throws is an error of the load threads: nothing is
+/// loaded any more. `context` must stay valid until it
 /// was called, or until kvb_worker_unregister_layout or kvb_worker_shutdown returned KVB_OK.
 pub type kvb_fence_wait = Option<unsafe extern "C-unwind" fn(context: *mut c_void)>;
 
@@ -50,15 +52,14 @@ unsafe impl Sync for Callback {}
 
 impl Wait for Callback {
     fn wait(&self) -> Result<bool> {
+        let (wait, context) = (self.wait, self.context);
         // SAFETY: the host keeps function and context valid until then, see `kvb_fence_wait`.
-        let called = std::panic::catch_unwind(|| unsafe { (self.wait)(self.context) });
-        match called {
+        match call_host(|| unsafe { wait(context) }) {
             Ok(()) => Ok(true),
-            Err(panic) => {
-                // What was thrown is somebody else's and may panic once more.
-                std::mem::forget(panic);
-                Err(Error::new(Kind::DeviceFailed, "its callback threw"))
-            }
+            Err(text) => Err(Error::new(
+                Kind::DeviceFailed,
+                format!("its callback threw: {text}"),
+            )),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::guard::{guard, guard_or};
 use super::handle::{self, Exclusive, Noun};
 use super::plain::kvb_bytes;
 use super::status::kvb_status;
+use crate::error::{Result, bail};
 use crate::layout::{Group, Layout, Pool, Region};
 
 /// A cache layout: which bytes a page consists of, per layer group. It is built step by step, then
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn kvb_layout_add_region(
                 args::fixed(region, "region")?,
             )
         };
-        layout.add_region(group_id, translated(region))
+        layout.add_region(group_id, translated(region)?)
     })
 }
 
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn kvb_layout_add_replicated_region(
                 args::fixed(region, "region")?,
             )
         };
-        layout.add_replicated_region(group_id, translated(region))
+        layout.add_replicated_region(group_id, translated(region)?)
     })
 }
 
@@ -198,6 +199,7 @@ pub unsafe extern "C" fn kvb_layout_add_pool(
                 args::fixed(pool, "pool")?,
             )
         };
+        located(given.base, "pool->base")?;
         let pool = Pool {
             base: given.base,
             blocks: given.num_blocks,
@@ -222,12 +224,25 @@ pub unsafe extern "C" fn kvb_layout_free(layout: *mut kvb_layout) {
     });
 }
 
-fn translated(given: kvb_region) -> Region {
-    Region {
+/// Refuses a NULL with something added, or a number: no host and no device maps its first page.
+fn located(base: u64, argument: &str) -> Result<()> {
+    // What 0 means, the layout says.
+    if base > 0 && base < args::LOWEST as u64 {
+        bail!(
+            InvalidArgument,
+            "{argument} is {base:#x}, which is no address of memory"
+        );
+    }
+    Ok(())
+}
+
+fn translated(given: kvb_region) -> Result<Region> {
+    located(given.base, "region->base")?;
+    Ok(Region {
         base: given.base,
         size: given.size,
         stride: given.stride,
         slots: given.slot_count,
         reservation_base: given.reservation_base,
-    }
+    })
 }

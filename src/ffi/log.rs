@@ -4,8 +4,10 @@
 //! the threads that such a call starts. It holds no state of its own, so that it always speaks to
 //! the callback set last, whenever a thread was started.
 
+use super::catch::call_host;
+use super::message;
 use crate::error::{Result, bail};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write};
@@ -32,7 +34,9 @@ pub const KVB_LOG_TRACE: i32 = 5;
 /// speaks. Both texts are UTF-8, not terminated, and valid during the call only.
 ///
 /// It is called on whatever thread the line arises, also on threads of the library, by several at
-/// once. It must return soon, must not throw, and must not call `kvb_set_log`.
+/// once. It must return soon and must not call `kvb_set_log`. An exception that it throws ends in
+/// the library: that line is lost and the call goes on. `kvb_last_error` has the exception's text
+/// on the thread that logged, and a warning behind the next line that gets through has it, too.
 pub type kvb_log_callback = Option<
     unsafe extern "C-unwind" fn(
         context: *mut c_void,
@@ -61,6 +65,8 @@ unsafe impl Sync for Sink {}
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 /// The highest level the callback wants; 0 without a callback.
 static LEVEL: AtomicI32 = AtomicI32::new(0);
+/// Lines that a callback threw at and that no later line has told of, and what the last one threw.
+static THROWN: Mutex<(u64, String)> = Mutex::new((0, String::new()));
 static DISPATCH: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Forward));
 
 thread_local! {
@@ -183,22 +189,59 @@ impl Subscriber for Forward {
 fn deliver(level: i32, target: &str, line: &str) {
     let sink = SINK.read();
     let Some(sink) = sink.as_ref() else { return };
-    let _ = SPEAKING.try_with(|speaking| {
-        speaking.set(true);
-        // SAFETY: the host promised a callback that may be called so until it is replaced, and
-        // replacing waits for the lock that is held here.
-        unsafe {
-            (sink.callback)(
-                sink.context,
-                level,
-                target.as_ptr().cast(),
-                target.len(),
-                line.as_ptr().cast(),
-                line.len(),
-            );
+    let _speaking = Speaking::begin();
+    if !sink.hear(level, target, line) || LEVEL.load(Ordering::Relaxed) < KVB_LOG_WARN {
+        return;
+    }
+    let (count, text) = std::mem::take(&mut *THROWN.lock());
+    if count > 0 {
+        let line = format!("the log callback threw, so that {count} lines are lost; last: {text}");
+        if !sink.hear(KVB_LOG_WARN, module_path!(), &line) {
+            THROWN.lock().0 += count;
         }
-        speaking.set(false);
-    });
+    }
+}
+
+impl Sink {
+    /// Whether the callback took the line. What it throws is kept for a line that it takes.
+    fn hear(&self, level: i32, target: &str, line: &str) -> bool {
+        let heard = call_host(|| {
+            // SAFETY: the host promised a callback that may be called so until it is replaced, and
+            // replacing waits for the lock that is held by the caller.
+            unsafe {
+                (self.callback)(
+                    self.context,
+                    level,
+                    target.as_ptr().cast(),
+                    target.len(),
+                    line.as_ptr().cast(),
+                    line.len(),
+                );
+            }
+        });
+        let Err(text) = heard else { return true };
+        message::set(format_args!("the log callback threw: {text}"));
+        let mut thrown = THROWN.lock();
+        thrown.0 += 1;
+        thrown.1 = text;
+        false
+    }
+}
+
+/// This thread is in the callback, also while that panics.
+struct Speaking;
+
+impl Speaking {
+    fn begin() -> Self {
+        let _ = SPEAKING.try_with(|speaking| speaking.set(true));
+        Self
+    }
+}
+
+impl Drop for Speaking {
+    fn drop(&mut self) {
+        let _ = SPEAKING.try_with(|speaking| speaking.set(false));
+    }
 }
 
 /// Writes an event as `message name=value name=value`.
@@ -261,6 +304,30 @@ mod tests {
         };
         let text = String::from_utf8_lossy(text).into_owned();
         heard.0.lock().push((level, text));
+    }
+
+    #[test]
+    fn a_panic_of_the_callback_leaves_the_thread_able_to_call() {
+        unsafe extern "C-unwind" fn fail(
+            _: *mut c_void,
+            _: i32,
+            _: *const c_char,
+            _: usize,
+            _: *const c_char,
+            _: usize,
+        ) {
+            panic!("seven");
+        }
+        let sink = Sink {
+            callback: fail,
+            context: std::ptr::null_mut(),
+        };
+        let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _speaking = Speaking::begin();
+            sink.hear(KVB_LOG_INFO, "t", "line")
+        }));
+        assert!(end.is_err());
+        assert!(!is_speaking());
     }
 
     // One test, since the callback is the process's.

@@ -4,6 +4,7 @@ use super::args::{self, Growable};
 use super::guard::{guard, guard_or};
 use super::handle::{self, Noun, Shared};
 use super::status::kvb_status;
+use crate::error::bail;
 use crate::metadata::Metadata;
 use std::sync::Arc;
 
@@ -70,7 +71,10 @@ pub unsafe extern "C" fn kvb_metadata_encode(
         if metadata.encoded_size() > capacity {
             return buffer.lacks(metadata.encoded_size());
         }
-        let mut bytes = Vec::with_capacity(metadata.encoded_size());
+        let (mut bytes, needed) = (Vec::new(), metadata.encoded_size());
+        if bytes.try_reserve_exact(needed).is_err() {
+            bail!(NoMemory, "{needed} bytes for the encoded form");
+        }
         metadata.encode(&mut bytes);
         buffer.bytes(&bytes)
     })

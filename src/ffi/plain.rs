@@ -2,7 +2,7 @@
 
 use super::args::{self, Growable, Plain, choice, flag};
 use crate::engine::{DeviceChoice, Drafter, Engine, Serving};
-use crate::error::{Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::keys::{Scope, Tokens};
 use crate::scheduler::{GroupPages, Request};
 use std::ffi::c_void;
@@ -319,13 +319,16 @@ pub(super) unsafe fn group_pages<'a>(
     into: &mut Vec<GroupPages<'a>>,
 ) -> Result<()> {
     // SAFETY: passed on.
-    for given in unsafe { args::list(pointer, count, names.list) }? {
+    let lists = unsafe { args::list(pointer, count, names.list) }?;
+    for (index, given) in lists.iter().enumerate() {
+        let place = |error: Error| error.within(format_args!("pages[{index}]"));
         into.push(GroupPages {
             group: given.group_id,
             first_block: given.first_block,
             // SAFETY: passed on.
-            indices: unsafe { args::list(given.indices, given.count, names.indices) }?,
-            replace: flag(given.replace, names.replace)?,
+            indices: unsafe { args::list(given.indices, given.count, names.indices) }
+                .map_err(place)?,
+            replace: flag(given.replace, names.replace).map_err(place)?,
         });
     }
     Ok(())

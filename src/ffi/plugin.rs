@@ -309,6 +309,13 @@ pub struct kvb_api {
         capacity: usize,
         out_needed: *mut usize,
     ) -> kvb_status,
+    /// kvb_store_wrap_faulty
+    pub store_wrap_faulty: unsafe extern "C" fn(
+        store: *const kvb_store,
+        script: *const u8,
+        script_size: usize,
+        out: *mut *mut kvb_store,
+    ) -> kvb_status,
 }
 
 static API: kvb_api = kvb_api {
@@ -367,6 +374,7 @@ static API: kvb_api = kvb_api {
     scheduler_reserve: kvb_scheduler_reserve,
     scheduler_release_reservation: kvb_scheduler_release_reservation,
     worker_explain: kvb_worker_explain,
+    store_wrap_faulty: kvb_store_wrap_faulty,
 };
 
 /// The table of all functions, for hosts that load the library with dlopen: look this symbol up

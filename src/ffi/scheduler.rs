@@ -343,8 +343,11 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             let given = args::list(pass.steps, pass.step_count, "pass->steps")?;
 
             let mut pages = recycled(std::mem::take(&mut leader.pages));
-            for step in given.iter().filter(|step| step.page_lists > 0) {
-                plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)?;
+            for (index, step) in given.iter().enumerate() {
+                if step.page_lists > 0 {
+                    plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)
+                        .map_err(|error| error.within(format_args!("steps[{index}]")))?;
+                }
             }
             let settled = args::list(pass.accepted, pass.accepted_count, "pass->accepted")?;
             for one in settled.iter().filter(|one| one.page_lists > 0) {
@@ -352,14 +355,17 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             }
             let mut steps = recycled(std::mem::take(&mut leader.steps));
             let mut rest = pages.as_slice();
-            for step in given {
+            for (index, step) in given.iter().enumerate() {
                 let (own, later) = rest
                     .split_at_checked(step.page_lists)
                     .unwrap_or((rest, &[]));
                 rest = later;
                 steps.push(Step {
                     request_id: step.request_id,
-                    new_tokens: step.new_tokens.read("pass->steps->new_tokens.data")?,
+                    new_tokens: step
+                        .new_tokens
+                        .read("pass->steps->new_tokens.data")
+                        .map_err(|error| error.within(format_args!("steps[{index}]")))?,
                     pages: own,
                     computed_position: step.computed_position,
                     scheduled_tokens: step.scheduled_tokens,

@@ -14,6 +14,7 @@ use crate::error::{Result, bail};
 use crate::keys::Keys;
 use crate::node::{self, Budget};
 use crate::store::embedded::{self, Pool};
+use crate::store::faulty::{Faults, Faulty};
 use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
 use crate::sync::SystemClock;
 use std::ffi::c_void;
@@ -32,8 +33,48 @@ impl Noun for kvb_store {
     const TAG: u64 = u64::from_be_bytes(*b"kvbstore");
     const NAME: &'static str = "kvb_store";
     type Access = Shared;
-    type Common = Arc<Pool>;
+    type Common = Opened;
     type Alone = ();
+}
+
+/// What stands behind a store: the pool, and the faults that wrap it, from the inside out.
+pub(super) struct Opened {
+    pool: Arc<Pool>,
+    faults: Vec<Arc<Faults>>,
+    store: Arc<dyn Store>,
+}
+
+impl Opened {
+    fn new(pool: Arc<Pool>, faults: Vec<Arc<Faults>>) -> Self {
+        let store = wrapped(Arc::<Pool>::clone(&pool), &faults);
+        Self {
+            pool,
+            faults,
+            store,
+        }
+    }
+
+    /// Another handle on the same pool, under the same faults.
+    pub(super) fn handle(&self) -> Result<Arc<dyn Store>> {
+        Ok(wrapped(self.pool.handle()?, &self.faults))
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // The outermost alone: what is inside may belong to a store that lives on.
+        if let Some(faults) = self.faults.last() {
+            faults.release();
+        }
+    }
+}
+
+fn wrapped(pool: Arc<Pool>, faults: &[Arc<Faults>]) -> Arc<dyn Store> {
+    let mut store: Arc<dyn Store> = pool;
+    for faults in faults {
+        store = Faulty::over(store, Arc::clone(faults));
+    }
+    store
 }
 
 /// kvb_store_exist: the pool does not have it.
@@ -141,7 +182,40 @@ pub unsafe extern "C" fn kvb_store_open(
             );
         }
         let pool = log::always(|| open(config, &engine))?;
-        out.write(handle::create(pool, ()));
+        out.write(handle::create(Opened::new(pool, Vec::new()), ()));
+        Ok(())
+    })
+}
+
+/// Makes a store that breaks another one by script, for tests of what a host does when its pool
+/// fails. `script` is JSON text: {"faults": [{"call": "get", "fault": "lose", "from": 3}]}; the
+/// manual is docs/faults.md. The other store stays as it is, on the same pool; workers made on the
+/// new one go through the faults. Both are freed by kvb_store_free, in any order; freeing the new
+/// one ends calls that the script lets hang.
+///
+/// Errors: KVB_INVALID_ARGUMENT with every problem of the script, one a line.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_wrap_faulty(
+    store: *const kvb_store,
+    script: *const u8,
+    script_size: usize,
+    out: *mut *mut kvb_store,
+) -> kvb_status {
+    guard("kvb_store_wrap_faulty", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        let (store, script, out) = unsafe {
+            let out = args::out(out, "out")?;
+            (
+                handle::shared(store, "store")?,
+                args::list(script, script_size, "script")?,
+                out,
+            )
+        };
+        let opened = store.common();
+        let mut faults = opened.faults.clone();
+        faults.push(Faults::from_json(script)?);
+        let wrapped = Opened::new(opened.pool.handle()?, faults);
+        out.write(handle::create(wrapped, ()));
         Ok(())
     })
 }
@@ -197,7 +271,7 @@ pub unsafe extern "C" fn kvb_store_exist(
             )
         };
         let mut answers = Vec::new();
-        store.common().exist(&keys, &mut answers);
+        store.common().store.exist(&keys, &mut answers);
         let answers = answers.iter().map(|answer| match answer {
             Presence::Absent => KVB_ABSENT,
             Presence::Present => KVB_PRESENT,
@@ -240,6 +314,7 @@ pub unsafe extern "C" fn kvb_store_put(
         let sources = Pieces::one_each(&mut sources);
         store
             .common()
+            .store
             .put(&keys, sources, &PutOptions::default(), &mut answers);
         let answers = answers.iter().map(|answer| match answer {
             PutOutcome::Stored => KVB_PUT_STORED,
@@ -286,6 +361,7 @@ pub unsafe extern "C" fn kvb_store_get(
         let mut answers = Vec::new();
         store
             .common()
+            .store
             .get(&keys, Pieces::one_each(&mut targets), &mut answers);
         let size = |answer: &GetOutcome| match *answer {
             GetOutcome::Landed(size) | GetOutcome::WrongSize(size) => size,
@@ -323,7 +399,7 @@ pub unsafe extern "C" fn kvb_store_remove(
             )
         };
         let mut answers = Vec::new();
-        store.common().remove(&keys, false, &mut answers);
+        store.common().store.remove(&keys, false, &mut answers);
         let answers = answers.iter().map(|answer| match answer {
             RemoveOutcome::Removed => KVB_REMOVE_REMOVED,
             RemoveOutcome::Missing => KVB_REMOVE_MISSING,
@@ -351,7 +427,7 @@ pub unsafe extern "C" fn kvb_store_stats(
                 args::out_growable(out, "out")?,
             )
         };
-        let stats = store.common().stats()?;
+        let stats = store.common().pool.stats()?;
         out.write(&kvb_pool_stats {
             struct_size: 0,
             capacity: stats.capacity,
@@ -379,11 +455,13 @@ pub unsafe extern "C" fn kvb_store_free(store: *mut kvb_store) {
 unsafe fn read_keys(keys: *const kvb_bytes, count: usize) -> Result<Keys> {
     let mut arena = Keys::new();
     // SAFETY: passed on.
-    for key in unsafe { args::list(keys, count, "keys") }? {
+    let list = unsafe { args::list(keys, count, "keys") }?;
+    for (index, key) in list.iter().enumerate() {
         // SAFETY: passed on.
-        let key = unsafe { key.read("keys->data") }?;
+        let key = unsafe { key.read("keys->data") }
+            .map_err(|error| error.within(format_args!("keys[{index}]")))?;
         if key.is_empty() {
-            bail!(InvalidArgument, "keys[{}] is empty", arena.len());
+            bail!(InvalidArgument, "keys[{index}] is empty");
         }
         arena.push(key);
     }

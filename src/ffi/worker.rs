@@ -14,6 +14,7 @@ use super::store::{self, kvb_store};
 use crate::device::{CacheMemory, HostDevice, Stream};
 use crate::lane::Mode;
 use crate::stats::Phase;
+use crate::store::Store;
 use crate::worker::{Handle, Worker};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -180,7 +181,7 @@ pub unsafe extern "C" fn kvb_worker_new(
         };
         // The worker's threads inherit the log that is in force here.
         let worker = log::always(|| {
-            let pool = match store {
+            let pool: Arc<dyn Store> = match store {
                 // A handle of its own, since a worker closes what it has when it shuts down.
                 Some(store) => store.handle()?,
                 None => store::open(config, &engine)?,
@@ -245,7 +246,8 @@ pub unsafe extern "C" fn kvb_worker_register_layout(
             let layout = handle::input_alone(layout, "layout", function)?.clone();
             (worker, CacheMemory::new(layout, Arc::new(HostDevice))?)
         };
-        worker.register_layout(memory)
+        // The thread that this starts speaks to whatever callback is set later, too.
+        log::always(|| worker.register_layout(memory))
     })
 }
 

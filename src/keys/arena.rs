@@ -103,6 +103,18 @@ impl Keys {
                 first.hash_len()
             );
         }
+        let record: usize = templates
+            .iter()
+            .map(|template| template.key_len() + 1)
+            .sum();
+        let blocks = hashes.len() / first.hash_len();
+        let (bytes, ends) = (
+            record.saturating_mul(blocks),
+            templates.len().saturating_mul(blocks),
+        );
+        if self.bytes.try_reserve(bytes).is_err() || self.ends.try_reserve(ends).is_err() {
+            bail!(NoMemory, "{bytes} bytes for the keys of {blocks} blocks");
+        }
         // The length of the hex as a constant: patching it in is then two or four moves.
         match first.hash_len() {
             16 => self.fill_records::<16, 32>(templates, hashes),
@@ -122,8 +134,6 @@ impl Keys {
             .map(|template| template.key_len() + 1)
             .sum();
         let batch = (BATCH_BYTES / record).clamp(1, BATCH_BLOCKS);
-        self.bytes.reserve(record * hashes.len());
-        self.ends.reserve(templates.len() * hashes.len());
         // The first batch is spelled out and is the pattern that the others are copied from.
         let (bytes, ends) = (self.bytes.len(), self.ends.len());
         let mut hex = [0; BATCH_BLOCKS * 2 * MAX_HASH_LEN];

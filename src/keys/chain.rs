@@ -176,7 +176,13 @@ impl Chain {
         if self.hashes.capacity() - self.hashes.len() < needed {
             // Slack of an eighth instead of Vec's doubling: hashes are most of what a request costs.
             let slack = (self.block_count() / 8).max(2) * length;
-            self.hashes.reserve_exact(needed.max(slack));
+            let more = needed.max(slack);
+            if self.hashes.try_reserve_exact(more).is_err() {
+                bail!(
+                    NoMemory,
+                    "{more} bytes for the hashes of the prompt's blocks"
+                );
+            }
         }
         Ok(())
     }

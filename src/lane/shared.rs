@@ -188,14 +188,13 @@ impl Shared {
         let name = name_of(&*item);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(item))) {
             self.keep_text(name, &text_of(&*panic));
-            std::mem::forget(panic);
+            dispose(panic);
         }
     }
 
     fn keep_panic(&self, item: &dyn Item, panic: Box<dyn Any + Send>) {
         self.keep_text(name_of(item), &text_of(&*panic));
-        // Not dropped: what was thrown is somebody else's and may panic once more.
-        std::mem::forget(panic);
+        dispose(panic);
     }
 
     fn keep_text(&self, item: &str, text: &str) {
@@ -307,9 +306,16 @@ impl fmt::Debug for Shared {
 
 fn name_of(item: &dyn Item) -> &'static str {
     catch_unwind(AssertUnwindSafe(|| item.name())).unwrap_or_else(|panic| {
-        std::mem::forget(panic);
+        dispose(panic);
         "without a name"
     })
+}
+
+/// Drops what was thrown. It is somebody else's and may panic once more; that one is kept for good.
+fn dispose(panic: Box<dyn Any + Send>) {
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(second);
+    }
 }
 
 fn text_of(panic: &(dyn Any + Send)) -> String {

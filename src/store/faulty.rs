@@ -16,11 +16,15 @@
 //!
 //! "–" leaves the key alone. Without a rule that fits, a call goes straight through.
 
+mod script;
+
 use std::ops::Range as Span;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+
+use script::{Gate, Timed};
 
 use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
@@ -123,8 +127,29 @@ pub struct Count {
 /// The wrapper. Threads: as the store inside it; call numbers are given out as calls begin.
 pub struct Faulty {
     inner: Arc<dyn Store>,
-    script: Mutex<Arc<Script>>,
+    faults: Arc<Faults>,
+}
+
+/// A script and how far it is: what all handles on one faulty store share.
+#[derive(Debug, Default)]
+pub struct Faults {
+    script: Mutex<Arc<Vec<Timed>>>,
     counts: [Counter; 4],
+    gate: Arc<Gate>,
+}
+
+impl Faults {
+    /// Reads a script's text; see `docs/faults.md`. `InvalidArgument` names every problem.
+    pub fn from_json(text: &[u8]) -> Result<Arc<Self>> {
+        let faults = Self::default();
+        *faults.script.lock() = Arc::new(script::parse(text, &faults.gate)?);
+        Ok(Arc::new(faults))
+    }
+
+    /// Ends all calls that hang; none hangs from now on.
+    pub fn release(&self) {
+        self.gate.release();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -143,8 +168,7 @@ struct Plan {
 impl std::fmt::Debug for Faulty {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Faulty")
-            .field("script", &self.script)
-            .field("counts", &self.counts)
+            .field("faults", &self.faults)
             .finish_non_exhaustive()
     }
 }
@@ -152,22 +176,26 @@ impl std::fmt::Debug for Faulty {
 impl Faulty {
     /// Wraps a store.
     pub fn new(inner: Arc<dyn Store>, script: Script) -> Arc<Self> {
-        Arc::new(Self {
-            inner,
-            script: Mutex::new(Arc::new(script)),
-            counts: Default::default(),
-        })
+        let store = Self::over(inner, Arc::default());
+        store.set_script(script);
+        store
+    }
+
+    /// Wraps a store under faults that other handles may have too.
+    pub fn over(inner: Arc<dyn Store>, faults: Arc<Faults>) -> Arc<Self> {
+        Arc::new(Self { inner, faults })
     }
 
     /// Replaces the script for calls that begin from now on. Call numbers go on counting.
     pub fn set_script(&self, script: Script) {
-        *self.script.lock() = Arc::new(script);
+        let script = script.into_iter().map(|rule| (rule, 1)).collect();
+        *self.faults.script.lock() = Arc::new(script);
     }
 
     /// What was asked so far, in calls of this kind.
     pub fn count(&self, call: Call) -> Count {
         let mut sum = Count::default();
-        for (i, counter) in self.counts.iter().enumerate() {
+        for (i, counter) in self.faults.counts.iter().enumerate() {
             if call == Call::Any || call as usize == i {
                 sum.calls += counter.calls.load(Ordering::SeqCst);
                 sum.keys += counter.keys.load(Ordering::SeqCst);
@@ -179,17 +207,20 @@ impl Faulty {
     /// Counts the call, runs the hooks and picks each key's action.
     fn begin(&self, call: Call, keys: &Keys) -> Plan {
         let mut number = 0;
-        if let Some(counter) = self.counts.get(call as usize) {
+        if let Some(counter) = self.faults.counts.get(call as usize) {
             counter.keys.fetch_add(keys.len() as u64, Ordering::SeqCst);
             number = counter.calls.fetch_add(1, Ordering::SeqCst);
         }
-        let script = Arc::clone(&self.script.lock());
+        let script = Arc::clone(&self.faults.script.lock());
         let mut plan = Plan {
             actions: Vec::new(),
             length: 0,
         };
-        for rule in script.iter() {
-            if (rule.call != call && rule.call != Call::Any) || !rule.at.contains(&number) {
+        for (rule, every) in script.iter() {
+            let is_meant = rule.call == call || rule.call == Call::Any;
+            let is_due = rule.at.contains(&number)
+                && number.wrapping_sub(rule.at.start).checked_rem(*every) == Some(0);
+            if !is_meant || !is_due {
                 continue;
             }
             let chosen = rule.keys.of(keys);

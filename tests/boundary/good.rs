@@ -8,6 +8,7 @@ impl World {
         match name {
             "path" => self.path.clone().into_bytes(),
             "json" => br#"{"model_key": "m"}"#.to_vec(),
+            "script" => br#"{"faults": [{"fault": "lose", "count": 1}]}"#.to_vec(),
             "bytes" => self.encoded.clone(),
             "hashes" | "hash" => vec![7; 32],
             "media_digests" => vec![9; 32],

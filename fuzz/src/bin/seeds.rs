@@ -1,0 +1,119 @@
+//! Writes the inputs that fuzzing starts from, one per interesting shape, into `corpus/`. Run it
+//! again after a change of the encoded form: it replaces its own files, whose names are words.
+//! With `--check` it writes nothing and fails when a file is not what it would write.
+
+use kvbridge::config::Config;
+use kvbridge::metadata::{Metadata, Recycler};
+use kvbridge_fuzz::server::Server;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+const TEXTS: [(&str, &str); 14] = [
+    ("empty", ""),
+    ("object", "{}"),
+    ("minimal", r#"{"model_key": "m"}"#),
+    (
+        "sizes",
+        r#"{"model_key": "m", "global_segment_size": "1.5 GiB", "staging_buffer_bytes": 65536, "local_buffer_size": "8kb"}"#,
+    ),
+    (
+        "roles",
+        r#"{"model_key": "m", "role": "capacity", "tenant_id": "t"}"#,
+    ),
+    (
+        "mooncake",
+        r#"{"model_key": "m", "master_server_address": "[::1]:50051", "protocol": "tcp", "kvbridge": {"store": "mooncake-tcp"}}"#,
+    ),
+    (
+        "trtllm",
+        r#"{"model_key": "m", "kvbridge": {"key_scheme": "trtllm", "page_format": "raw"}}"#,
+    ),
+    (
+        "unknown",
+        r#"{"model_key": "m", "other": [1, {"a": null}], "kvbridge": {"poool": 1}}"#,
+    ),
+    ("twice", r#"{"model_key": "m", "model_key": "n"}"#),
+    (
+        "escapes",
+        r#"{"model_key": "\u00e9\ud83d\ude00\n\"", "namespace": "a%b@c"}"#,
+    ),
+    (
+        "numbers",
+        r#"{"model_key": "m", "kvbridge": {"eviction_ratio": 1e-3, "lease_ttl_ms": 18446744073709551616}}"#,
+    ),
+    ("types", r#"{"model_key": 1, "role": true, "kvbridge": []}"#),
+    (
+        "deep",
+        r#"{"model_key": "m", "other": [[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]}"#,
+    ),
+    ("cut", r#"{"model_key": "m", "kvbridge": {"pool": "#),
+];
+
+/// Metadata that no scheduler of the examples builds.
+fn shapes() -> Vec<(&'static str, Vec<u8>)> {
+    let mut shapes = Vec::new();
+    for (name, groups, hash_bytes, runs) in [
+        ("no-groups", 0, 32_u32, 1_u64),
+        ("short-hashes", 2, 16, 2),
+        ("many-groups", 9, 32, 1),
+        ("many-runs", 1, 16, 9),
+        ("no-runs", 3, 32, 0),
+    ] {
+        let recycler = Arc::new(Recycler::new(7));
+        let mut metadata = recycler.metadata(3, [1; 16], hash_bytes);
+        metadata.set_groups(0..groups);
+        let hash = vec![5; hash_bytes as usize];
+        for run in 0..runs {
+            for is_load in [true, false] {
+                let transfers = if is_load {
+                    metadata.loads_mut()
+                } else {
+                    metadata.saves_mut()
+                };
+                transfers.begin_run(run, 10 + run, u32::MAX - 3, &hash);
+                for block in 0..run % 4 {
+                    let pages = (0..groups as i32).map(|group| group * block as i32 - 1);
+                    transfers.push_block(&hash, pages);
+                }
+            }
+        }
+        let mut bytes = Vec::new();
+        metadata.encode(&mut bytes);
+        shapes.push((name, bytes));
+    }
+    shapes
+}
+
+fn main() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let is_check = std::env::args().any(|argument| argument == "--check");
+    let save = |target: &str, name: &str, bytes: &[u8]| {
+        let folder = corpus.join(target);
+        // A scheduler's number differs from run to run, so that bytes may differ and be as good.
+        let found = fs::read(folder.join(name)).unwrap_or_default();
+        let is_read = |bytes: &[u8]| Metadata::decode(bytes).is_ok();
+        if found == bytes || found.len() == bytes.len() && is_read(&found) && is_read(bytes) {
+            return;
+        }
+        let advice = "write the seeds anew with scripts/fuzz --seeds";
+        assert!(!is_check, "{target}/{name} is out of date: {advice}");
+        fs::create_dir_all(&folder).expect("the corpus can be written");
+        fs::write(folder.join(name), bytes).expect("the corpus can be written");
+    };
+    let examples = Server::new().examples();
+    for (name, bytes) in examples.iter().chain(&shapes()) {
+        save("metadata", name, bytes);
+    }
+    if let Some((_, longest)) = shapes().last() {
+        save("metadata", "cut", &longest[..longest.len() / 2]);
+    }
+    for (name, bytes) in &examples {
+        save("worker", name, bytes);
+    }
+    for (name, text) in TEXTS {
+        save("config", name, text.as_bytes());
+    }
+    let whole = Config::from_json(br#"{"model_key": "m"}"#).expect("a valid configuration");
+    save("config", "whole", whole.render().as_bytes());
+}

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use super::mover::{LoadSet, Mover};
+use super::mover::Mover;
 use super::plan::PagePlan;
 use super::shared::Shared;
-use crate::device::memory::recycle_targets;
+use crate::device::memory::{Target, recycle_targets};
 use crate::device::{PageRef, Stream};
 use crate::keys::Keys;
 use crate::link::BlockOf;
@@ -26,7 +26,7 @@ struct Wanted {
 }
 
 /// The lists of one batch, kept for the next.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct LoadBatch {
     keys: Keys,
     pages: Vec<PageRef>,
@@ -34,6 +34,7 @@ pub(super) struct LoadBatch {
     outcomes: Vec<GetOutcome>,
     /// Per page of the batch: it is in its slot, complete and intact.
     whole: Vec<bool>,
+    targets: Vec<Target<'static>>,
 }
 
 /// What is known of a load so far.
@@ -132,7 +133,22 @@ impl LoadBatch {
 
     /// Fills the batch from the cursor on, without runs that `skip` names and without requests
     /// that lost a page; false when there is nothing left.
-    fn collect(
+    pub fn collect(
+        &mut self,
+        shared: &Shared,
+        mover: &Mover,
+        from: (&Metadata, &Transfers),
+        cursor: &mut Cursor,
+        tally: &mut Tally,
+        skip: impl Fn(&Run) -> bool,
+    ) -> bool {
+        let began = shared.timers.start();
+        let some = self.fill(mover, from, cursor, tally, skip);
+        shared.timers.lap(Phase::Resolve, began);
+        some
+    }
+
+    fn fill(
         &mut self,
         mover: &Mover,
         (metadata, list): (&Metadata, &Transfers),
@@ -271,65 +287,53 @@ impl LoadBatch {
         self.pages.truncate(kept);
         bytes
     }
-}
-
-impl LoadSet {
-    /// [`LoadBatch::collect`], timed.
-    pub fn collect(
-        &mut self,
-        shared: &Shared,
-        mover: &Mover,
-        from: (&Metadata, &Transfers),
-        cursor: &mut Cursor,
-        tally: &mut Tally,
-        skip: impl Fn(&Run) -> bool,
-    ) -> bool {
-        let began = shared.timers.start();
-        let some = self.batch.collect(mover, from, cursor, tally, skip);
-        shared.timers.lap(Phase::Resolve, began);
-        some
-    }
 
     /// Gets the batch into the slots and judges every page.
-    pub fn get(&mut self, shared: &Shared, mover: &Mover, tally: &mut Tally) {
-        let (plan, batch) = (&mover.plan, &mut self.batch);
+    pub fn get(&mut self, shared: &Shared, mover: &Mover, slots: &mut Slots, tally: &mut Tally) {
+        let plan = &mover.plan;
         let began = shared.timers.start();
         let mut targets = recycle_targets(std::mem::take(&mut self.targets));
-        let slots = self.slots.slots_mut().zip(&batch.wanted);
+        let places = slots.slots_mut().zip(&self.wanted);
         targets.extend(
-            slots.map(|(slot, wanted)| {
+            places.map(|(slot, wanted)| {
                 (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
             }),
         );
         let described = shared.timers.lap(Phase::Describe, began);
         shared.store.get(
-            &batch.keys,
+            &self.keys,
             Pieces::one_each(&mut targets),
-            &mut batch.outcomes,
+            &mut self.outcomes,
         );
         shared.timers.lap(Phase::Get, described);
         self.targets = recycle_targets(targets);
         shared.stats.store_calls.add(1);
         shared.stats.load_calls.add(1);
-        batch.judge_all(shared, plan, &self.slots, tally);
+        self.judge_all(shared, plan, slots, tally);
     }
 
     /// Scatters the pages that are whole and whose request lost none so far. On return they are in
     /// the cache, ordered before work that is put on `stream` later.
-    pub fn scatter(&mut self, shared: &Shared, mover: &Mover, stream: Stream, tally: &mut Tally) {
-        let batch = &mut self.batch;
+    pub fn scatter(
+        &mut self,
+        shared: &Shared,
+        mover: &Mover,
+        stream: Stream,
+        slots: &mut Slots,
+        tally: &mut Tally,
+    ) {
         let began = shared.timers.start();
-        let bytes = batch.keep_whole(&mover.plan, tally);
-        let scattered = mover.memory.scatter(stream, &batch.pages, &mut self.slots);
+        let bytes = self.keep_whole(&mover.plan, tally);
+        let scattered = mover.memory.scatter(stream, &self.pages, slots);
         shared.timers.lap(Phase::Unstage, began);
         match scattered {
             Ok(()) => {
-                tally.landed_pages += batch.pages.len() as u64;
+                tally.landed_pages += self.pages.len() as u64;
                 tally.landed_bytes += bytes;
             }
             // Nothing of this batch can be trusted to be in the cache.
             Err(error) => {
-                for wanted in &batch.wanted {
+                for wanted in &self.wanted {
                     tally.lose(wanted.block, || error.to_string());
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::batch::{Cursor, Tally};
+use super::batch::{Cursor, LoadBatch, Tally};
 use super::mover::Mover;
 use super::park::first_block;
 use super::{EndedLife, Worker};
@@ -51,9 +51,9 @@ impl Worker {
             );
         };
         bound.loads_started = true;
-        let mut tally = std::mem::take(&mut self.tally);
+        let (mut batch, mut tally) = std::mem::take(&mut self.load_scratch);
         tally.clear();
-        self.load_runs(&mover, stream, &metadata, &mut tally);
+        self.load_runs(&mover, stream, &metadata, &mut batch, &mut tally);
         self.shared.report(metadata.source(), |report| {
             report.started.push(metadata.pass())
         });
@@ -62,26 +62,33 @@ impl Worker {
         shared
             .lines
             .loaded(&shared.stats, &shared.timers, || shared.gauges());
-        self.tally = tally;
+        self.load_scratch = (batch, tally);
         result
     }
 
-    fn load_runs(&self, mover: &Mover, stream: Stream, metadata: &Metadata, tally: &mut Tally) {
+    fn load_runs(
+        &self,
+        mover: &Mover,
+        stream: Stream,
+        metadata: &Metadata,
+        batch: &mut LoadBatch,
+        tally: &mut Tally,
+    ) {
         let loads = metadata.loads();
         let mut cursor = Cursor::new(0..loads.runs().len(), 0);
-        let mut sets = mover.load_sets.lock();
-        let Some(set) = sets.first_mut() else {
+        let mut sets = mover.load_slots.lock();
+        let Some(slots) = sets.first_mut() else {
             // The role does not read: its own scheduler offers nothing, so this is somebody else's.
             for run in loads.runs() {
                 tally.lose(first_block(run), || "the role does not read".to_owned());
             }
             return;
         };
-        let from = (metadata, loads);
+        let (shared, from) = (&self.shared, (metadata, loads));
         let skip = |run: &Run| self.is_dropped(run);
-        while set.collect(&self.shared, mover, from, &mut cursor, tally, skip) {
-            set.get(&self.shared, mover, tally);
-            set.scatter(&self.shared, mover, stream, tally);
+        while batch.collect(shared, mover, from, &mut cursor, tally, skip) {
+            batch.get(shared, mover, slots, tally);
+            batch.scatter(shared, mover, stream, slots, tally);
         }
     }
 

@@ -9,7 +9,7 @@
 //! - `save.rs`: the other direction
 //! - `parked.rs`: the loads of requests that wait for them; `fence.rs`: what such a load waits for
 //! - `finished.rs`: which requests' pages are the engine's again
-//! - `explain.rs`: why a prompt gets the offer that it gets
+//! - `explain.rs`: why a prompt gets the offer that it gets; `others.rs`: pages of other servers
 //! - `pass.rs`: bind, get_finished: what a pass tells the worker
 //! - `shutdown.rs`: the end
 
@@ -26,6 +26,7 @@ mod load;
 )]
 mod loom;
 mod mover;
+mod others;
 mod park;
 mod parked;
 mod pass;
@@ -36,8 +37,9 @@ mod shutdown;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use explain::{Explanation, Missing, Other, Question, Why};
+pub use explain::{Explanation, Missing, Question, Why};
 pub use fence::{Fence, Wait};
+pub use others::Other;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +57,7 @@ use crate::metadata::{Life, Metadata, Run};
 use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
 use crate::sync::{Clock, SystemClock};
-use batch::Tally;
+use batch::{LoadBatch, Tally};
 use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
@@ -115,7 +117,7 @@ pub struct Worker {
     bound: Option<Bound>,
     /// What `bind` could not say, for the next `start_load`.
     deferred: Option<Error>,
-    tally: Tally,
+    load_scratch: (LoadBatch, Tally),
     failed_loads: Vec<u64>,
     failed_view: Vec<u64>,
     failed_async: Vec<u64>,
@@ -204,7 +206,7 @@ impl Worker {
             first_plan: None,
             bound: None,
             deferred: None,
-            tally: Tally::default(),
+            load_scratch: Default::default(),
             failed_loads: Vec::new(),
             failed_view: Vec::new(),
             failed_async: Vec::new(),

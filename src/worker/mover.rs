@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::batch::LoadBatch;
 use super::plan::PagePlan;
-use crate::device::memory::{Source, Target};
 use crate::device::{CacheMemory, PageRef};
 use crate::error::{Result, bail};
 use crate::layout::Range;
@@ -18,29 +16,16 @@ use crate::store::Store;
 /// Bytes that a core keeps in its second-level cache between two steps over them.
 const HOT_BYTES: u64 = 1 << 20;
 
-/// What one thread loads through: its slots, and lists that are kept for their memory.
-pub(super) struct LoadSet {
-    pub slots: Slots,
-    pub targets: Vec<Target<'static>>,
-    pub batch: LoadBatch,
-}
-
-/// What the save thread saves through.
-pub(super) struct SaveSet {
-    pub slots: Slots,
-    pub sources: Vec<Source<'static>>,
-}
-
 pub(super) struct Mover {
     pub plan: Arc<PagePlan>,
     pub memory: CacheMemory,
     /// Pages per call of the store.
     pub batch: usize,
-    /// Sets that no load uses now: one per load thread, or one for synchronous loads; none for
+    /// Slots that no load uses now: one set per load thread, or one for synchronous loads; none for
     /// roles that do not read.
-    pub load_sets: Mutex<Vec<LoadSet>>,
+    pub load_slots: Mutex<Vec<Slots>>,
     /// None for roles that do not write.
-    pub save_set: Option<Mutex<SaveSet>>,
+    pub save_slots: Option<Mutex<Slots>>,
     /// What is registered with the store.
     ranges: Vec<Range>,
     store: Arc<dyn Store>,
@@ -100,25 +85,15 @@ impl Mover {
             let sizes = sizes(threads);
             Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)
         };
-        let load_sets = (0..staging.loads)
-            .map(|_| {
-                Ok(LoadSet {
-                    slots: slots(staging.loads)?,
-                    targets: Vec::new(),
-                    batch: LoadBatch::default(),
-                })
-            })
+        let load_slots = (0..staging.loads)
+            .map(|_| slots(staging.loads))
             .collect::<Result<Vec<_>>>()?;
-        let save_set = match staging.saves {
+        let save_slots = match staging.saves {
             0 => None,
-            saves => Some(SaveSet {
-                slots: slots(saves)?,
-                sources: Vec::new(),
-            }),
+            saves => Some(slots(saves)?),
         };
-        let loads = load_sets.iter().map(|set| &set.slots);
-        let saves = save_set.iter().map(|set| &set.slots);
-        let wanted: Vec<_> = loads.chain(saves).map(Slots::range).collect();
+        let all = load_slots.iter().chain(&save_slots);
+        let wanted: Vec<_> = all.map(Slots::range).collect();
         let mut ranges = Vec::with_capacity(wanted.len());
         for range in wanted {
             if let Err(error) = store.register(range) {
@@ -140,8 +115,8 @@ impl Mover {
             plan,
             memory,
             batch: batch as usize,
-            load_sets: Mutex::new(load_sets),
-            save_set: save_set.map(Mutex::new),
+            load_slots: Mutex::new(load_slots),
+            save_slots: save_slots.map(Mutex::new),
             ranges,
             store,
         })

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::batch::{Cursor, Tally};
+use super::batch::{Cursor, LoadBatch, Tally};
 use super::fence::{Fence, SharedFence};
-use super::mover::{LoadSet, Mover};
+use super::mover::Mover;
 use super::parked::{Ending, Gate};
 use super::shared::Shared;
 use super::{EndedLife, Worker};
@@ -16,6 +16,7 @@ use crate::error::{Error, Kind};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Metadata, Run};
+use crate::staging::Slots;
 use crate::stats::Phase;
 
 /// What the next step of a load does.
@@ -41,7 +42,8 @@ struct LoadItem {
     begun: bool,
     /// Taken at the first batch and held to the end, so that nobody else writes into the slots
     /// between get and scatter.
-    set: Option<LoadSet>,
+    slots: Option<Slots>,
+    batch: LoadBatch,
     tally: Tally,
     complete: bool,
 }
@@ -92,7 +94,8 @@ impl Worker {
                         next: Next::Fence,
                         queued_at: self.shared.timers.now(),
                         begun: false,
-                        set: None,
+                        slots: None,
+                        batch: LoadBatch::default(),
                         tally: Tally::default(),
                         complete: false,
                     })));
@@ -173,43 +176,39 @@ impl LoadItem {
     }
 
     fn get(&mut self) -> Step {
-        if self.set.is_none() {
-            self.set = self.mover.load_sets.lock().pop();
+        if self.slots.is_none() {
+            self.slots = self.mover.load_slots.lock().pop();
         }
-        // There are as many sets as threads; only a test has more items under way.
-        let Some(set) = &mut self.set else {
+        // There are as many sets of slots as threads; only a test has more items under way.
+        let Some(slots) = &mut self.slots else {
             return Step::More;
         };
-        let some = set.collect(
-            &self.shared,
-            &self.mover,
-            (&self.metadata, self.metadata.parked()),
-            &mut self.cursor,
-            &mut self.tally,
-            |_| false,
-        );
-        if !some {
+        let (shared, mover) = (&self.shared, &self.mover);
+        let from = (&*self.metadata, self.metadata.parked());
+        let (cursor, tally) = (&mut self.cursor, &mut self.tally);
+        if !self
+            .batch
+            .collect(shared, mover, from, cursor, tally, |_| false)
+        {
             self.complete = true;
             return Step::Done;
         }
-        set.get(&self.shared, &self.mover, &mut self.tally);
+        self.batch.get(shared, mover, slots, tally);
         self.next = Next::Scatter;
         Step::More
     }
 
     fn scatter(&mut self) -> Step {
-        let Some(set) = &mut self.set else {
+        let Some(slots) = &mut self.slots else {
             return Step::Done;
         };
         let Some(_held) = self.gate.enter() else {
             return Step::Done;
         };
-        set.scatter(
-            &self.shared,
-            &self.mover,
-            Stream::default(),
-            &mut self.tally,
-        );
+        let (shared, mover) = (&self.shared, &self.mover);
+        let stream = Stream::default();
+        self.batch
+            .scatter(shared, mover, stream, slots, &mut self.tally);
         self.next = Next::Get;
         Step::More
     }
@@ -257,8 +256,8 @@ impl Drop for LoadItem {
     /// Runs when the item is done, was refused or dropped, or panicked: the request is told in any case.
     fn drop(&mut self) {
         self.begin();
-        if let Some(set) = self.set.take() {
-            self.mover.load_sets.lock().push(set);
+        if let Some(slots) = self.slots.take() {
+            self.mover.load_slots.lock().push(slots);
         }
         if !self.complete && self.tally.lost.is_empty() {
             self.tally

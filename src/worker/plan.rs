@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::explain::{Other, others};
+use super::others::{Other, others};
 use crate::engine::Terms;
 use crate::error::{Result, bail};
 use crate::keys::{Geometry, Naming, PageFormat, Shard, Template};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::Worker;
-use super::mover::{Mover, SaveSet};
+use super::mover::Mover;
 use super::shared::Shared;
-use crate::device::memory::recycle_sources;
+use crate::device::memory::{Source, recycle_sources};
 use crate::device::{Event, PageRef, Stream};
 use crate::error::{Result, bail};
 use crate::keys::Keys;
@@ -24,6 +24,7 @@ pub(super) struct SaveScratch {
     blocks: Vec<BlockOf>,
     present: Vec<Presence>,
     outcomes: Vec<PutOutcome>,
+    sources: Vec<Source<'static>>,
 }
 
 /// The next page to save: pages of a run go from its last block to its first, so that in a pool
@@ -234,11 +235,11 @@ impl SaveItem {
         for (slot, page) in scratch.pages.iter_mut().enumerate() {
             page.slot = slot as u32;
         }
-        let Some(set) = &self.mover.save_set else {
+        let Some(slots) = &self.mover.save_slots else {
             // No lane runs saves then.
             return self.give_up(scratch);
         };
-        let SaveSet { slots, sources } = &mut *set.lock();
+        let slots = &mut *slots.lock();
         let gathered = self
             .mover
             .memory
@@ -248,22 +249,22 @@ impl SaveItem {
             self.give_up(scratch);
             return;
         }
-        let mut list = recycle_sources(std::mem::take(sources));
+        let mut sources = recycle_sources(std::mem::take(&mut scratch.sources));
         for (number, (slot, &payload)) in slots.slots_mut().zip(&scratch.payloads).enumerate() {
             let (bytes, footer) = slot.split_at_mut(payload as usize);
             if self.mover.plan.sealed() {
                 footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.keys.get(number), bytes));
             }
             let object = payload as usize + self.mover.plan.seal_bytes();
-            list.push((&slot[..object]).into());
+            sources.push((&slot[..object]).into());
         }
         self.shared.store.put(
             &scratch.keys,
-            Pieces::one_each(&mut list),
+            Pieces::one_each(&mut sources),
             &PutOptions::default(),
             &mut scratch.outcomes,
         );
-        *sources = recycle_sources(list);
+        scratch.sources = recycle_sources(sources);
         stats.store_calls.add(1);
         self.note_outcomes(scratch);
     }

@@ -14,9 +14,11 @@
 
 mod rig;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use kvbridge::device::memory::Source;
 use kvbridge::device::{HostMemory, Stream};
@@ -926,4 +928,116 @@ fn case_49_bytes_that_are_read_after_the_lease_are_not_scattered() {
         let stats = rig.stats();
         assert_eq!((stats.loaded_pages, stats.failed_load_pages), (0, 4));
     }
+}
+
+/// A rule that stops calls of one kind until the sender is dropped, and tells when one has come.
+fn stopped(call: Call) -> (Rule, mpsc::Sender<()>, mpsc::Receiver<()>) {
+    let (come, came) = mpsc::channel();
+    let (go, stop) = mpsc::channel::<()>();
+    let (come, stop) = (Mutex::new(come), Mutex::new(stop));
+    let hook = Action::Hook(Arc::new(move || {
+        let _ = come.lock().send(());
+        // An error is the sender's end.
+        let _ = stop.lock().recv();
+    }));
+    (rule(call, Which::All, hook), go, came)
+}
+
+#[test]
+fn case_1_a_page_that_is_overwritten_while_its_put_is_paused_is_stored_as_it_was() {
+    let setup = Setup {
+        stepped: false,
+        ..Setup::default()
+    };
+    let mut rig = Rig::new(setup);
+    let tokens = prompt(1, 3 * T);
+    rig.admit(1, &tokens);
+    let (rule, go, came) = stopped(Call::Put);
+    rig.script(vec![rule]);
+    rig.pass(&[(1, 3 * T)]);
+    came.recv().unwrap();
+    let pages = rig.live[&1].pages.clone();
+    assert!(
+        rig.finish(1, FinishReason::Preempted),
+        "its pages are pinned"
+    );
+    assert!(rig.poll().is_empty());
+    // The engine does it all the same.
+    for &page in &pages[0] {
+        rig.ranks[0].cache.write(OWN, page, &[0xBB; 128]);
+    }
+    drop(go);
+    rig.drain();
+    assert_eq!(rig.poll(), [1]);
+    rig.script(Vec::new());
+    // Whatever the pool holds is what it was.
+    let mut reader = Rig::on(Setup::default(), Arc::clone(&rig.pool));
+    let longer = [&tokens[..], &[1]].concat();
+    let offered = reader.admit(2, &longer) as usize;
+    reader.pass(&[(2, longer.len() - offered)]);
+    reader.check(2);
+    assert_eq!(offered, 3 * T, "the pages were gathered before the put");
+}
+
+#[test]
+fn case_40_a_layout_is_not_unregistered_under_a_transfer() {
+    for call in [Call::Put, Call::Get] {
+        let setup = Setup {
+            stepped: false,
+            async_load: call == Call::Get,
+            save_timeout_ms: 50,
+            kvbridge: r#""load_timeout_ms": 50,"#,
+            ..Setup::default()
+        };
+        let tokens = prompt(1, 3 * T + 1);
+        let mut rig = Rig::new(setup);
+        if call == Call::Get {
+            rig.publish(1, &tokens);
+        }
+        let (rule, go, came) = stopped(call);
+        rig.script(vec![rule]);
+        let offered = rig.admit(2, &tokens) as usize;
+        match call {
+            Call::Get => rig.pass(&[]),
+            _ => rig.pass(&[(2, tokens.len() - offered)]),
+        };
+        came.recv().unwrap();
+        for _ in 0..2 {
+            let busy = rig.ranks[0].worker.unregister_layout().unwrap_err();
+            assert_eq!(busy.kind(), Kind::Busy, "{call:?}");
+        }
+        drop(go);
+        rig.drain();
+        rig.ranks[0].worker.unregister_layout().unwrap();
+        let before = rig.ranks[0].cache.snapshot();
+        assert!(rig.ranks[0].worker.unregister_layout().is_err());
+        assert!(rig.ranks[0].cache.snapshot() == before);
+    }
+}
+
+#[test]
+fn case_40_a_store_that_is_closed_under_a_transfer_ends_it() {
+    let setup = Setup {
+        stepped: false,
+        ..Setup::default()
+    };
+    let mut rig = Rig::new(setup);
+    let tokens = prompt(1, 3 * T);
+    rig.admit(1, &tokens);
+    let (rule, go, came) = stopped(Call::Put);
+    rig.script(vec![rule]);
+    rig.pass(&[(1, 3 * T)]);
+    came.recv().unwrap();
+    // The handle that the worker's calls go through.
+    rig.faulty.close().unwrap();
+    drop(go);
+    rig.drain();
+    assert!(rig.finish(1, FinishReason::Ended));
+    assert_eq!(rig.poll(), [1]);
+    let stats = rig.stats();
+    assert_eq!((stats.saved_pages, stats.failed_save_pages), (0, 3));
+    rig.ranks[0]
+        .worker
+        .shutdown(Duration::from_secs(5))
+        .unwrap();
 }

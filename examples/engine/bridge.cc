@@ -97,6 +97,11 @@ Bridge::~Bridge() {
   threads_.Run([this](size_t rank) { kvb_worker_shutdown(ranks_[rank].worker.get(), 10000); });
 }
 
+std::string Bridge::Explain(const kvb_request& request, uint64_t local_tokens) const {
+  if (!connected()) return "there is no pool\n";
+  return ranks_.front().worker.explain(request, local_tokens).text + "\n";
+}
+
 kvb::Scheduler::Offer Bridge::Match(const kvb_request& request, uint64_t local_tokens) {
   if (!connected()) return {};
   return scheduler_.match(request, local_tokens);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <kvbridge/kvbridge.hpp>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache_memory.h"
@@ -36,6 +37,7 @@ class Bridge {
 
   // The scheduler half, on the leader.
   kvb::Scheduler::Offer Match(const kvb_request& request, uint64_t local_tokens);
+  std::string Explain(const kvb_request& request, uint64_t local_tokens) const;
   void Allocated(uint64_t request_id, uint64_t honoured_tokens,
                  const std::vector<kvb_group_pages>& pages);
   void CancelLoad(uint64_t request_id, uint64_t from_token, uint64_t to_token);

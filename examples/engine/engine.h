@@ -83,6 +83,7 @@ class Engine {
     // While it is parked.
     bool announced = false;  // as one whose load is to be reported
     size_t loading_ranks = 0;
+    std::string explanation;
     bool extra_pass = false;  // finished, and in one more pass (overlapping loop)
     bool ending = false;
     bool saves_reported = false;

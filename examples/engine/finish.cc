@@ -74,6 +74,7 @@ void Engine::Conclude(Live* request, int32_t reason) {
   const auto prompt = static_cast<ptrdiff_t>(request->spec.prompt.size());
   outcome.outputs.assign(request->tokens.begin() + prompt, request->tokens.end());
   outcome.saved_blocks = std::move(request->saved_blocks);
+  outcome.explanation = std::move(request->explanation);
   outcome.spec = std::move(request->spec);
   outcomes_.push_back(std::move(outcome));
   requests_.erase(outcomes_.back().spec.id);

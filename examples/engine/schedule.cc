@@ -214,6 +214,7 @@ void Engine::AskPool(Live* request, uint64_t local) {
                                                 request->tokens.size(), options_.context_only);
   request->matched = request->tokens.size();
   request->offer_from = local;
+  if (request->spec.explain) request->explanation += bridge_.Explain(described, local);
   const kvb::Scheduler::Offer offer = bridge_.Match(described, local);
   request->offer_to = local + offer.tokens;
   request->offer_is_async = offer.is_async;

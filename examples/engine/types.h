@@ -83,6 +83,7 @@ struct RequestSpec {
   bool has_media = false;
   Cancel cancel = Cancel::kNever;
   uint32_t cancel_after = 0;  // outputs, for kAfterOutputs
+  bool explain = false;       // have the library explain its offers
 };
 
 // A whole prompt block (with its lookahead) that a request computed. The identity is a hash over
@@ -99,6 +100,7 @@ struct Outcome {
   std::vector<int32_t> outputs;
   // Computed by this request, not loaded or found locally, and reported as saved by every rank.
   std::vector<ComputedBlock> saved_blocks;
+  std::string explanation;  // of each offer, where it was asked for
 };
 
 struct Counters {

@@ -75,7 +75,10 @@ Result RunExact(const Options& options, const Trace& trace) {
     Progress progress("exact replay", trace.size());
     for (size_t i = 0; i < trace.size(); ++i) {
       Engine* engine = engines[i % engines.size()].get();
-      const Outcome outcome = RunAlone(engine, BaseRequest(trace, i), &result.phases);
+      miniature::RequestSpec request = BaseRequest(trace, i);
+      request.explain = i + 1 == options.explain;
+      const Outcome outcome = RunAlone(engine, std::move(request), &result.phases);
+      result.explanation += outcome.explanation;
       {
         PhaseTimer timer(&result.phases, Phase::kCheck);
         ledger.Add(outcome);

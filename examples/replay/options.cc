@@ -32,6 +32,7 @@ over shared system prompts.
   --async            loads are asynchronous: requests wait outside the batch for their pages; with
                      --concurrent also behind an allocation fence
   --groups N         layer groups (1; 2 with --concurrent: the second one is windowed)
+  --explain N        why the N-th request got the offer it got, by the library's own account
   --generate FILE    write the generated trace there and stop
   --help             this text
 
@@ -123,6 +124,8 @@ Options ParseOptions(int argc, char** argv) {
       options.adp = flag();
     } else if (name == "--async") {
       options.async_load = flag();
+    } else if (name == "--explain") {
+      options.explain = Number<uint64_t>(name, value(), 1, std::numeric_limits<uint64_t>::max());
     } else if (name == "--groups") {
       options.groups = Number<uint32_t>(name, value(), 1, 3);
     } else if (name == "--generate") {
@@ -131,6 +134,9 @@ Options ParseOptions(int argc, char** argv) {
     } else {
       throw UsageError("unknown option " + std::string(name));
     }
+  }
+  if (options.explain > 0 && options.concurrent) {
+    throw UsageError("--explain is for requests that run alone, not for --concurrent");
   }
   if (options.adp && options.tp > 1) throw UsageError("--adp and --tp exclude each other");
   if (!options.generate_path.empty() && !options.trace_path.empty()) {

@@ -21,7 +21,8 @@ struct Options {
   uint32_t tp = 1;
   bool adp = false;
   bool async_load = false;
-  uint32_t groups = 0;  // 0: 1 in the exact mode, 2 in the concurrent one
+  uint64_t explain = 0;  // number of a request, from 1
+  uint32_t groups = 0;   // 0: 1 in the exact mode, 2 in the concurrent one
   std::string generate_path;
   std::string trace_path;
   bool help = false;

@@ -129,6 +129,10 @@ void PrintTable(const Options& options, const Result& result) {
   Row("wall clock", text);
   for (const std::string& failure : result.failures) std::printf("FAILED: %s\n", failure.c_str());
   std::fflush(stdout);
+  if (!result.explanation.empty()) {
+    std::printf("\nrequest %llu: %s", static_cast<unsigned long long>(options.explain),
+                result.explanation.c_str());
+  }
 }
 
 void WriteJson(const Options& options, const Result& result) {

@@ -26,6 +26,7 @@ struct Result {
   std::optional<uint64_t> wrong_outputs;  // concurrent mode
   double seconds = 0;
   double seconds_without_pool = 0;
+  std::string explanation;            // of the request that was asked for
   std::vector<std::string> failures;  // why the run does not count as good
 
   void Add(const std::vector<kvb_stats>& workers);

@@ -60,9 +60,10 @@ struct Host {
   }
 
   void open(const std::string& pool, const std::string& pool_bytes = "1MiB",
-            const std::string& staging_bytes = "64KiB") {
-    std::string json = R"({"model_key": "m", "global_segment_size": ")" + pool_bytes +
-                       R"(", "staging_buffer_bytes": ")" + staging_bytes +
+            const std::string& staging_bytes = "64KiB", bool async_load = false) {
+    std::string json = std::string(R"({"model_key": "m", "async_load": )") +
+                       (async_load ? "true" : "false") + R"(, "global_segment_size": ")" +
+                       pool_bytes + R"(", "staging_buffer_bytes": ")" + staging_bytes +
                        R"(", "kvbridge": {"pool": ")" + pool + "\"}}";
     kvb_config* config = nullptr;
     ok(api->config_from_json(reinterpret_cast<const uint8_t*>(json.data()), json.size(), &config));

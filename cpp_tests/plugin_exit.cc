@@ -19,7 +19,8 @@ constexpr size_t kPage = 256 << 10;
  * than this one is scheduled again. */
 plugin::Host* busy(const std::string& path) {
   auto* host = new plugin::Host(path, kPage, kBlocks + 1);
-  host->open("exit.pool", "64MiB", "1MiB");
+  /* With load threads that have nothing to do. */
+  host->open("exit.pool", "64MiB", "1MiB", true);
   for (uint64_t id = 1; id <= 100; ++id) {
     host->run(id, 1, kBlocks, static_cast<int32_t>(id) * 1000);
     if (host->stats().saves_in_flight > 0) return host;

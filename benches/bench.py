@@ -37,6 +37,8 @@ TARGETS = [
     ("build", "1024", "× peer", 40),
     ("build", "4096", "÷ 128 requests", 1.5),
     ("abi", "", "× per-key calls", 5),
+    ("get_finished", "", "÷ 10 parked requests", 1.5),
+    ("async_overlap", "", "÷ synchronous", 0.02),
 ]
 
 

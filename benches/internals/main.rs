@@ -16,6 +16,7 @@
 mod abi;
 mod clock;
 mod keys;
+mod passes;
 mod pool;
 
 use std::collections::BTreeMap;
@@ -80,6 +81,7 @@ fn rows(quick: bool) -> Outcome<()> {
     for make in [
         keys::pairs,
         abi::pairs,
+        passes::pairs,
         pool::lookups,
         pool::transfers,
         pool::seals,

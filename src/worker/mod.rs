@@ -18,12 +18,8 @@ mod explain;
 mod fence;
 mod finished;
 mod load;
-#[cfg(all(test, loom))]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[cfg(test)]
+#[cfg(loom)]
 mod loom;
 mod mover;
 mod others;
@@ -34,7 +30,8 @@ mod plan;
 mod save;
 mod shared;
 mod shutdown;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use explain::{Explanation, Missing, Question, Why};

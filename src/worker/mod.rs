@@ -317,12 +317,7 @@ impl Worker {
             bail!(BadState, "unregister_layout: no layout is registered");
         }
         let shared = Arc::clone(&self.shared);
-        if shared.terms.restarts_requests() {
-            shared.parked.lock().close_gates();
-        } else {
-            // A lost load is an error for good; but these are not lost, they were given up here.
-            shared.parked.lock().discard_all();
-        }
+        shared.give_up_loads();
         if let Some(loads) = &self.loads
             && !loads.wait_until(Some(self.load_timeout), || {
                 shared.parked.lock().running() == 0

@@ -65,8 +65,7 @@ impl Worker {
         if let Some(error) = &refused
             && !self.shared.terms.restarts_requests()
         {
-            self.shared
-                .keep_load_error(Error::new(error.kind(), error.message()));
+            self.shared.keep_load_error(error);
         }
         let fence = Arc::new(SharedFence::new(fence));
         let mut base = 0;
@@ -240,7 +239,8 @@ impl Item for LoadItem {
                         let error = error.within("asynchronous load: its fence");
                         self.tally
                             .lose(first_block(&self.run), || error.to_string());
-                        self.shared.keep_load_error(error);
+                        self.shared.keep_load_error(&error);
+                        tracing::error!("{error}; nothing can be loaded any more");
                         return Step::Done;
                     }
                 }
@@ -285,7 +285,7 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
             report.failed_loads.extend_from_slice(&tally.lost)
         });
         if !shared.terms.restarts_requests() {
-            shared.keep_load_error(Error::new(
+            shared.keep_load_error(&Error::new(
                 Kind::LoadFailed,
                 format!(
                     "asynchronous load of request {}: {text}; one rank of {} cannot restart a request alone",

@@ -240,12 +240,21 @@ impl Shared {
         }
     }
 
-    /// Keeps the first error of a load thread.
-    pub fn keep_load_error(&self, error: Error) {
+    /// Keeps the first error of a load thread. Nothing is logged here: the caller may hold a lock.
+    pub fn keep_load_error(&self, error: &Error) {
         let mut kept = self.load_error.lock();
-        if kept.is_none() {
-            tracing::error!("{error}; nothing can be loaded any more");
-            *kept = Some((error.kind(), error.message().to_owned()));
+        kept.get_or_insert_with(|| (error.kind(), error.message().to_owned()));
+    }
+
+    /// Ends all asynchronous loads that are not done.
+    pub fn give_up_loads(&self) {
+        let mut parked = self.parked.lock();
+        if self.terms.restarts_requests() {
+            parked.close_gates();
+        } else {
+            // A lost load is an error for good; but these are not lost, they are given up, on every
+            // rank.
+            parked.discard_all();
         }
     }
 

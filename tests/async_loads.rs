@@ -10,8 +10,9 @@
 
 mod rig;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use kvbridge::config::Config;
 use kvbridge::device::Stream;
@@ -20,6 +21,7 @@ use kvbridge::lane::Step as LaneStep;
 use kvbridge::scheduler::{FinishReason, GroupPages};
 use kvbridge::store::faulty::{Action, Call, Which};
 use kvbridge::worker::{Fence, Wait};
+use parking_lot::Mutex;
 use rig::{Polled, Rig, Setup, T, pool, prompt, rule, two_groups};
 
 fn parking() -> Setup {
@@ -547,6 +549,36 @@ fn a_shutdown_in_each_state_touches_nothing_afterwards() {
         assert_eq!(rig.ranks[0].worker.handle().gauges().loads_in_flight, 0);
         assert!(rig.stepper.pending().is_empty());
     }
+}
+
+#[test]
+fn a_load_that_is_stuck_in_the_pool_outlives_the_shutdown_and_writes_nothing() {
+    let tokens = prompt(1, 4 * T + 1);
+    let setup = Setup {
+        stepped: false,
+        ..parking()
+    };
+    let mut rig = stocked(setup, &tokens);
+    let (come, came) = mpsc::channel();
+    let (go, stop) = mpsc::channel::<()>();
+    let (come, stop) = (Mutex::new(come), Mutex::new(stop));
+    let hook = Action::Hook(Arc::new(move || {
+        let _ = come.lock().send(());
+        // An error is the sender's end.
+        let _ = stop.lock().recv();
+    }));
+    rig.script(vec![rule(Call::Get, Which::All, hook)]);
+    rig.admit(7, &tokens);
+    let before = rig.ranks[0].cache.snapshot();
+    empty_pass(&mut rig);
+    came.recv().unwrap();
+    let worker = &mut rig.ranks[0].worker;
+    let busy = worker.shutdown(Duration::from_millis(50)).unwrap_err();
+    assert_eq!(busy.kind(), Kind::Busy);
+    drop(go);
+    worker.shutdown(Duration::from_secs(60)).unwrap();
+    assert_eq!(worker.handle().gauges().loads_in_flight, 0);
+    assert!(rig.ranks[0].cache.snapshot() == before);
 }
 
 #[test]

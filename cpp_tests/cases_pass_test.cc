@@ -79,7 +79,7 @@ TEST(Cases, Case42OneRangeInTwoRegionsOrTwoWorkers) {
 }
 
 TEST(Cases, Case47AKeyThatIsThereButCannotBeRead) {
-  Rig rig(json("case47", kShortLease));
+  Rig rig(json("case47", kNoLease));
   auto prompt = counted(100);
   rig.serve(1, prompt);
   auto name = rig.key(prompt, 3);
@@ -109,7 +109,7 @@ TEST(Cases, Case47AKeyThatIsThereButCannotBeRead) {
 }
 
 TEST(Cases, Case48EvictedBetweenLookupAndLoad) {
-  Rig rig(json("case48", kShortLease));
+  Rig rig(json("case48", kNoLease));
   auto prompt = counted(64);
   rig.serve(1, prompt);
   auto pages = slots(4, 20);
@@ -132,7 +132,7 @@ TEST(Cases, Case48EvictedBetweenLookupAndLoad) {
 }
 
 TEST(Cases, Case56ThePoolLosesEverything) {
-  Rig rig(json("case56", kShortLease));
+  Rig rig(json("case56", kNoLease));
   auto prompt = counted(64);
   rig.serve(1, prompt);
   for (size_t block = 0; block < 4; ++block) rig.remove(rig.key(prompt, block));
@@ -193,7 +193,7 @@ TEST(Cases, Case60RefusedBlocksAreOfferedToThePoolAgain) {
 }
 
 TEST(Cases, Case62OnlyPresentIsAHit) {
-  Rig rig(json("case62", kShortLease));
+  Rig rig(json("case62", kNoLease));
   auto prompt = counted(65);
   rig.serve(1, prompt);
   rig.remove(rig.key(prompt, 2));

@@ -29,7 +29,7 @@ inline std::string pool_json(const std::string& pool, const std::string& more = 
   return R"({"namespace": "test", "model_key": "miniature", "staging_buffer_bytes": "64KiB",
              "global_segment_size": ")" +
          size + R"(", "kvbridge": {"pool": ")" + pool +
-         R"(", "lookup_timeout_ms": 30000, "load_timeout_ms": 30000, "lease_ttl_ms": 1)" +
+         R"(", "lookup_timeout_ms": 30000, "load_timeout_ms": 30000, "lease_ttl_ms": 0)" +
          (more.empty() ? "" : ", ") + more + "}}";
 }
 

@@ -12,7 +12,7 @@ std::string script(const std::string& faults) { return "{\"faults\": [" + faults
 
 struct FaultyStore {
   explicit FaultyStore(const std::string& pool, const std::string& faults)
-      : config(kvb::Config::from_json(json(pool, kShortLease))),
+      : config(kvb::Config::from_json(json(pool, kNoLease))),
         engine(kvb::engine(T)),
         store(kvb::Store::open(config, engine)),
         faulty(store.wrap_faulty(script(faults))) {}
@@ -112,7 +112,7 @@ TEST(Faults, Case33EachCallFailsAtEachIndexInTurn) {
                               R"("wrong-length", "by": 2)", R"("truncate")"}) {
       for (int at = 0; at < 6; ++at) {
         SCOPED_TRACE(call + " " + fault + " " + std::to_string(at));
-        Rig rig(json("faults-33", kShortLease), "float16",
+        Rig rig(json("faults-33", kNoLease), "float16",
                 script("{\"call\": \"" + call + "\", \"fault\": " + fault + ", \"count\": 1, " +
                        "\"from\": " + std::to_string(at) + "}"));
         for (uint64_t id = 1; id <= 3; ++id) {
@@ -144,7 +144,7 @@ TEST(Faults, Case33EachCallFailsAtEachIndexInTurn) {
 }
 
 TEST(Faults, APoolThatIsFullForAWhileTakesTheSamePagesLater) {
-  Rig rig(json("faults-full", kShortLease), "float16",
+  Rig rig(json("faults-full", kNoLease), "float16",
           script(R"({"call": "put", "fault": "no-space", "count": 1})"));
   rig.serve(1, counted(3 * T));
   EXPECT_EQ(rig.stored(counted(3 * T)), 0u);
@@ -154,7 +154,7 @@ TEST(Faults, APoolThatIsFullForAWhileTakesTheSamePagesLater) {
 }
 
 TEST(Faults, Case56AfterThePoolLostEverythingLookupsMissAndSavesWrite) {
-  Rig rig(json("faults-56", kShortLease));
+  Rig rig(json("faults-56", kNoLease));
   auto prompt = counted(3 * T);
   rig.serve(1, prompt);
   ASSERT_EQ(rig.stored(prompt), 3u);
@@ -166,7 +166,7 @@ TEST(Faults, Case56AfterThePoolLostEverythingLookupsMissAndSavesWrite) {
 }
 
 TEST(Faults, PagesThatVanishBetweenLookupAndReadAreHandedBack) {
-  Rig rig(json("faults-vanish", kShortLease), "float16",
+  Rig rig(json("faults-vanish", kNoLease), "float16",
           script(R"({"call": "get", "fault": "lose", "key": 1})"));
   auto prompt = counted(3 * T);
   rig.serve(1, prompt);
@@ -191,8 +191,7 @@ TEST(Faults, APanicPoisonsTheHandleThatItPassedAndNoOther) {
 }
 
 TEST(Faults, APanicInALoadPoisonsTheWorkerWhichCanStillBeFreed) {
-  Rig rig(json("faults-load", kShortLease), "float16",
-          script(R"({"call": "get", "fault": "panic"})"));
+  Rig rig(json("faults-load", kNoLease), "float16", script(R"({"call": "get", "fault": "panic"})"));
   auto prompt = counted(3 * T);
   rig.serve(1, prompt);
   auto pages = slots(3, 20);
@@ -206,7 +205,7 @@ TEST(Faults, APanicInALoadPoisonsTheWorkerWhichCanStillBeFreed) {
 }
 
 TEST(Faults, APanicOnTheSaveThreadCostsItsPagesAndNothingElse) {
-  Rig rig(json("faults-save", kShortLease), "float16",
+  Rig rig(json("faults-save", kNoLease), "float16",
           script(R"({"call": "put", "fault": "panic", "count": 1})"));
   /* The thread was started before there was a log to speak to. */
   std::mutex mutex;

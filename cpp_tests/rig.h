@@ -158,7 +158,7 @@ struct Rig {
   }
 };
 
-const char kShortLease[] = R"("lease_ttl_ms": 1)";
+const char kNoLease[] = R"("lease_ttl_ms": 0)";
 const char kRaw[] = R"("page_format": "raw")";
 
 }  // namespace testing_rig

@@ -246,7 +246,7 @@ impl Shared {
         kept.get_or_insert_with(|| (error.kind(), error.message().to_owned()));
     }
 
-    /// Ends all asynchronous loads that are not done.
+    /// Ends all asynchronous loads that are not done, because their pages go away.
     pub fn give_up_loads(&self) {
         let mut parked = self.parked.lock();
         if self.terms.restarts_requests() {

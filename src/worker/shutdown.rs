@@ -25,7 +25,7 @@ impl Worker {
         self.shared.closed.store(true, Ordering::Release);
         *self.shared.plan.write() = None;
         self.abandon_loads();
-        self.shared.give_up_loads();
+        self.shared.parked.lock().close_gates();
         // A thread with nothing to do ends at once, but not in no time.
         let idle = self.shared.finished.lock().in_flight() == 0;
         let patience = || match (idle, end) {

@@ -355,6 +355,42 @@ fn under_tp_every_rank_loads_and_reports() {
     rig.drain();
 }
 
+#[test]
+fn an_id_that_comes_again_is_announced_as_ended_and_as_loading_in_one_call() {
+    for world in [1, 2] {
+        for separate in [false, true] {
+            let tokens = prompt(1, 4 * T + 1);
+            let setup = Setup { world, ..parking() };
+            let mut rig = stocked(setup, &tokens);
+            // A first life that saves and is preempted, its end not announced yet.
+            let other = prompt(2, 3 * T);
+            rig.admit(7, &other);
+            rig.pass(&[(7, 3 * T)]);
+            assert!(rig.finish(7, FinishReason::Preempted));
+            // The next one is parked before the engine polls.
+            assert_eq!(rig.admit(7, &tokens) as usize, 4 * T);
+            empty_pass(&mut rig);
+            let (mut loaded, mut saved) = (Vec::new(), Vec::new());
+            let calls: &[&[u64]] = if separate { &[&[], &[7]] } else { &[&[7]] };
+            for loading in calls {
+                let polled = rig.poll_all(loading).unwrap();
+                loaded.extend(polled.loaded);
+                saved.extend(polled.saved);
+            }
+            rig.drain();
+            let polled = rig.poll_all(&[]).unwrap();
+            loaded.extend(polled.loaded);
+            saved.extend(polled.saved);
+            assert_eq!(
+                (&loaded[..], &saved[..]),
+                (&[7][..], &[7][..]),
+                "{world} {separate}"
+            );
+            rig.check(7);
+        }
+    }
+}
+
 /// Steps a load of four blocks in batches of two so far: fence, get, scatter, get, scatter, end.
 fn advanced(steps: usize) -> Rig {
     let tokens = prompt(1, 4 * T + 1);

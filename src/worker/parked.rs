@@ -58,6 +58,8 @@ struct Load {
     ticket: u64,
     gate: Arc<Gate>,
     ending: Option<Ending>,
+    /// Announced since it began: an announcement before that may have been about an earlier life.
+    announced: bool,
 }
 
 /// A load that has ended and was announced.
@@ -92,6 +94,7 @@ impl Parked {
             ticket,
             gate: Arc::clone(&gate),
             ending: None,
+            announced: false,
         };
         if let Some(earlier) = self.loads.insert(life.0, load) {
             earlier.gate.close();
@@ -124,6 +127,10 @@ impl Parked {
     /// The engine wants to hear of this load. Announcements persist until it is reported.
     pub fn announce(&mut self, ticket: u64) {
         self.announced.insert(ticket);
+        let id = self.requests.get(&ticket);
+        if let Some(load) = id.and_then(|id| self.loads.get_mut(id)) {
+            load.announced = true;
+        }
         self.ready.push(ticket);
     }
 
@@ -149,6 +156,15 @@ impl Parked {
             self.announced.remove(&ticket);
         }
         gate
+    }
+
+    /// The engine said that the request `id` ended, on a rank that does not hear which life that was. A
+    /// load that was announced is that life's: the engine has nothing of a later one to announce yet. One
+    /// that was not is a later life's, or ended before its first poll, and then nobody asks for it.
+    pub fn request_ended(&mut self, id: u64) {
+        if self.loads.get(&id).is_none_or(|load| load.announced) {
+            self.withdraw(id, u64::MAX);
+        }
     }
 
     /// Ends all loads; those that are not done count as failed.

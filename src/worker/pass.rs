@@ -153,9 +153,11 @@ impl Worker {
             }
         }
         drop(queue);
+        // Beside its scheduler a worker hears which lives end, and has ended their loads by now.
+        let hears = self.shared.source() != 0;
         let mut parked = self.shared.parked.lock();
-        for &id in finished {
-            parked.withdraw(id, u64::MAX);
+        for &id in finished.iter().filter(|_| !hears) {
+            parked.request_ended(id);
         }
         for &id in loading {
             parked.announce(id);

@@ -102,7 +102,9 @@ typedef int32_t kvb_status;
 
 /**
  * Pages that the engine counts as computed did not arrive, and no request can be handed back
- * (tensor parallelism): the batch must not run.
+ * (tensor parallelism): the batch must not run. To go on, throw the pass away on all ranks, preempt
+ * the requests that load and allocate them with 0 honoured tokens, and describe the others again.
+ * With async_load every later call answers this too: the worker must be made anew.
  */
 #define KVB_LOAD_FAILED 21
 
@@ -313,7 +315,8 @@ typedef struct kvb_request {
   uint32_t struct_size;
   /**
    * The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
-   * or kvb_scheduler_reset.
+   * or kvb_scheduler_reset, also before its end was announced to kvb_worker_get_finished. What
+   * failed to load is remembered by id.
    */
   uint64_t request_id;
   /** The whole prompt. */
@@ -1013,9 +1016,13 @@ kvb_status kvb_worker_start_load(kvb_worker *worker, void *stream);
  * `stream` before. The pass counts as run from here on, so call it only behind a forward pass
  * that ran. A second call on one metadata queues nothing.
  *
+ * The pages of its saves are read later: they must keep their bytes until kvb_worker_get_finished
+ * reported their request, also those that have left an attention window meanwhile or were
+ * reported as -1, unless kvb_stats.saves_in_flight was 0 in between.
+ *
  * Blocks: no.
- * Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is
- * registered; KVB_CLOSED; KVB_DEVICE_FAILED.
+ * Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or no layout
+ * is registered; KVB_CLOSED; KVB_DEVICE_FAILED.
  */
 kvb_status kvb_worker_wait_for_save(kvb_worker *worker, void *stream);
 
@@ -1032,11 +1039,15 @@ kvb_status kvb_worker_take_failed_loads(kvb_worker *worker, kvb_ids *out_ids);
  * Announces requests that wait for an asynchronous load, and reports each once when its load
  * ended: then, and when all ranks reported it, it may run. One that lost a page is in
  * kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
- * without ids. Of a request that was announced as finished no load is reported any more.
+ * without ids. Of a life of a request that was announced as finished no load is reported any more;
+ * the id may come again meanwhile. An id that is announced again before it was reported is reported
+ * once: keep the set of ranks that reported it, not their number. An id whose pages were not pinned
+ * need not be announced.
  *
  * Blocks: no. Errors: what kvb_worker_bind could not say, once; KVB_LOAD_FAILED or
- * KVB_DEVICE_FAILED in every call from then on when a load thread failed: under tensor parallelism
- * also when a page was lost. Announcements are taken in any case, and what was to be reported is
+ * KVB_DEVICE_FAILED in every call from then on, and in every kvb_worker_start_load, when a load
+ * thread failed: under tensor parallelism also when a page was lost. Such a worker loads nothing any
+ * more; free it and make another one. Announcements are taken in any case, and what was to be reported is
  * kept.
  */
 kvb_status kvb_worker_get_finished(kvb_worker *worker,
@@ -1202,7 +1213,8 @@ typedef struct kvb_step {
   /** How many lists there are. */
   size_t page_lists;
   /**
-   * Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
+   * Tokens with valid KV before this pass; excludes what this pass restores synchronously, and
+   * counts what was restored asynchronously. For
    * a generating request it is one less than the tokens it holds.
    */
   uint64_t computed_position;
@@ -1276,8 +1288,10 @@ kvb_status kvb_scheduler_match(kvb_scheduler *scheduler,
 
 /**
  * Reports that a request has its pages, and how many of the offered tokens the engine honours,
- * counted from the offer's head. `pages` has at most one list per layer group. A request that
- * is not known is skipped.
+ * counted from the offer's head. `pages` has at most one list per layer group, from block 0 on, with
+ * the pages of the local match too. Every honoured block needs a page in every group, also where an
+ * attention window has left it behind; other blocks may have -1. A request that is not known is
+ * skipped.
  *
  * Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
  * KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
@@ -1339,7 +1353,9 @@ kvb_status kvb_scheduler_release_reservation(kvb_scheduler *scheduler,
 /**
  * Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
  * contradicts what is known makes it fail with nothing changed. Steps about requests that never
- * matched are skipped.
+ * matched are skipped. A report counts once this answered KVB_OK, also when the pass never ran: the
+ * request is then described again with the same position and without new tokens, and its load and
+ * its saves come again. Blocks without a page in every group are not published.
  *
  * The metadata is the caller's, to be freed with kvb_metadata_free.
  * Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do

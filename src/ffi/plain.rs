@@ -213,7 +213,8 @@ pub struct kvb_request {
     /// sizeof(kvb_request)
     pub struct_size: u32,
     /// The engine's id; unique among live requests. It may come again after kvb_scheduler_finished
-    /// or kvb_scheduler_reset.
+    /// or kvb_scheduler_reset, also before its end was announced to kvb_worker_get_finished. What
+    /// failed to load is remembered by id.
     pub request_id: u64,
     /// The whole prompt.
     pub prompt: kvb_tokens,

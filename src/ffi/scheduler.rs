@@ -49,7 +49,8 @@ pub struct kvb_step {
     pub pages: *const kvb_group_pages,
     /// How many lists there are.
     pub page_lists: usize,
-    /// Tokens with valid KV before this pass; excludes what this pass restores synchronously. For
+    /// Tokens with valid KV before this pass; excludes what this pass restores synchronously, and
+    /// counts what was restored asynchronously. For
     /// a generating request it is one less than the tokens it holds.
     pub computed_position: u64,
     /// Tokens that this pass computes, after the budget trim; for a generating request 1 and the
@@ -201,8 +202,10 @@ pub unsafe extern "C" fn kvb_scheduler_match(
 }
 
 /// Reports that a request has its pages, and how many of the offered tokens the engine honours,
-/// counted from the offer's head. `pages` has at most one list per layer group. A request that
-/// is not known is skipped.
+/// counted from the offer's head. `pages` has at most one list per layer group, from block 0 on, with
+/// the pages of the local match too. Every honoured block needs a page in every group, also where an
+/// attention window has left it behind; other blocks may have -1. A request that is not known is
+/// skipped.
 ///
 /// Errors: KVB_INVALID_ARGUMENT, the honoured tokens are no whole blocks of the offer;
 /// KVB_CONTRADICTION, an honoured block has no page, or the pages do not fit those reported before;
@@ -321,7 +324,9 @@ pub unsafe extern "C" fn kvb_scheduler_release_reservation(
 
 /// Builds the metadata of the next pass, also of an empty one. All or nothing: a step that
 /// contradicts what is known makes it fail with nothing changed. Steps about requests that never
-/// matched are skipped.
+/// matched are skipped. A report counts once this answered KVB_OK, also when the pass never ran: the
+/// request is then described again with the same position and without new tokens, and its load and
+/// its saves come again. Blocks without a page in every group are not published.
 ///
 /// The metadata is the caller's, to be freed with kvb_metadata_free.
 /// Errors: KVB_CONTRADICTION, a first report is not the matched prompt, or pages or positions do

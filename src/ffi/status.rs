@@ -34,7 +34,9 @@ pub const KVB_CONTRADICTION: kvb_status = 14;
 /// A call to the pool failed as a whole.
 pub const KVB_POOL_FAILED: kvb_status = 20;
 /// Pages that the engine counts as computed did not arrive, and no request can be handed back
-/// (tensor parallelism): the batch must not run.
+/// (tensor parallelism): the batch must not run. To go on, throw the pass away on all ranks, preempt
+/// the requests that load and allocate them with 0 honoured tokens, and describe the others again.
+/// With async_load every later call answers this too: the worker must be made anew.
 pub const KVB_LOAD_FAILED: kvb_status = 21;
 /// The pool cannot do what the configuration asks for; the text names what is missing.
 pub const KVB_POOL_REFUSED: kvb_status = 22;

@@ -351,9 +351,13 @@ pub unsafe extern "C" fn kvb_worker_start_load(
 /// `stream` before. The pass counts as run from here on, so call it only behind a forward pass
 /// that ran. A second call on one metadata queues nothing.
 ///
+/// The pages of its saves are read later: they must keep their bytes until kvb_worker_get_finished
+/// reported their request, also those that have left an attention window meanwhile or were
+/// reported as -1, unless kvb_stats.saves_in_flight was 0 in between.
+///
 /// Blocks: no.
-/// Errors: KVB_BAD_STATE, nothing is bound, its loads were never started, or no layout is
-/// registered; KVB_CLOSED; KVB_DEVICE_FAILED.
+/// Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or no layout
+/// is registered; KVB_CLOSED; KVB_DEVICE_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_wait_for_save(
     worker: *mut kvb_worker,
@@ -393,11 +397,15 @@ pub unsafe extern "C" fn kvb_worker_take_failed_loads(
 /// Announces requests that wait for an asynchronous load, and reports each once when its load
 /// ended: then, and when all ranks reported it, it may run. One that lost a page is in
 /// kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
-/// without ids. Of a request that was announced as finished no load is reported any more.
+/// without ids. Of a life of a request that was announced as finished no load is reported any more;
+/// the id may come again meanwhile. An id that is announced again before it was reported is reported
+/// once: keep the set of ranks that reported it, not their number. An id whose pages were not pinned
+/// need not be announced.
 ///
 /// Blocks: no. Errors: what kvb_worker_bind could not say, once; KVB_LOAD_FAILED or
-/// KVB_DEVICE_FAILED in every call from then on when a load thread failed: under tensor parallelism
-/// also when a page was lost. Announcements are taken in any case, and what was to be reported is
+/// KVB_DEVICE_FAILED in every call from then on, and in every kvb_worker_start_load, when a load
+/// thread failed: under tensor parallelism also when a page was lost. Such a worker loads nothing any
+/// more; free it and make another one. Announcements are taken in any case, and what was to be reported is
 /// kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_get_finished(

@@ -464,32 +464,42 @@ class Worker : public detail::Owner<kvb_worker, kvb_worker_free> {
   }
   /** The requests whose asynchronous load failed. */
   Ids take_failed_async_loads() {
-    kvb_ids ids{};
-    check(kvb_worker_take_failed_async_loads(get(), &ids));
-    return Ids(ids);
+    Ids ids;
+    check(try_take_failed_async_loads(&ids));
+    return ids;
   }
 
   /** bind() without exceptions. */
-  kvb_status try_bind(const Metadata& metadata, const kvb_fence* fence = nullptr) noexcept {
+  [[nodiscard]] kvb_status try_bind(const Metadata& metadata,
+                                    const kvb_fence* fence = nullptr) noexcept {
     return kvb_worker_bind(get(), metadata.get(), fence);
   }
   /** start_load() without exceptions. */
-  kvb_status try_start_load(void* stream) noexcept { return kvb_worker_start_load(get(), stream); }
+  [[nodiscard]] kvb_status try_start_load(void* stream) noexcept {
+    return kvb_worker_start_load(get(), stream);
+  }
   /** wait_for_save() without exceptions. */
-  kvb_status try_wait_for_save(void* stream) noexcept {
+  [[nodiscard]] kvb_status try_wait_for_save(void* stream) noexcept {
     return kvb_worker_wait_for_save(get(), stream);
   }
   /** take_failed_loads() without exceptions; `out` is written on success. */
-  kvb_status try_take_failed_loads(Ids* out) noexcept {
+  [[nodiscard]] kvb_status try_take_failed_loads(Ids* out) noexcept {
     kvb_ids ids{};
     kvb_status status = kvb_worker_take_failed_loads(get(), &ids);
     if (status == KVB_OK) *out = Ids(ids);
     return status;
   }
+  /** take_failed_async_loads() without exceptions; `out` is written on success. */
+  [[nodiscard]] kvb_status try_take_failed_async_loads(Ids* out) noexcept {
+    kvb_ids ids{};
+    kvb_status status = kvb_worker_take_failed_async_loads(get(), &ids);
+    if (status == KVB_OK) *out = Ids(ids);
+    return status;
+  }
   /** get_finished() without exceptions; `out` is written on success. */
-  kvb_status try_get_finished(const uint64_t* finished, size_t finished_count,
-                              const uint64_t* loading, size_t loading_count,
-                              Finished* out) noexcept {
+  [[nodiscard]] kvb_status try_get_finished(const uint64_t* finished, size_t finished_count,
+                                            const uint64_t* loading, size_t loading_count,
+                                            Finished* out) noexcept {
     kvb_ids saved{}, loaded{};
     kvb_status status = kvb_worker_get_finished(get(), finished, finished_count, loading,
                                                 loading_count, &saved, &loaded);
@@ -549,18 +559,17 @@ class Scheduler : public detail::Owner<kvb_scheduler, kvb_scheduler_free> {
   }
   /** Gives a part of an offer back, see kvb_scheduler_cancel_load. */
   void cancel_load(uint64_t request_id, uint64_t from_token, uint64_t to_token) {
-    check(kvb_scheduler_cancel_load(get(), request_id, from_token, to_token));
+    check(try_cancel_load(request_id, from_token, to_token));
   }
   /** match() for engines that reserve, see kvb_scheduler_reserve. */
   Offer reserve(const kvb_request& request, uint64_t local_tokens, uint64_t reservation_id) {
     Offer offer;
-    check(kvb_scheduler_reserve(get(), &request, local_tokens, reservation_id, &offer.tokens,
-                                &offer.is_async));
+    check(try_reserve(request, local_tokens, reservation_id, &offer));
     return offer;
   }
   /** Gives back a part of what a reservation holds, see kvb_scheduler_release_reservation. */
   void release_reservation(uint64_t reservation_id, uint64_t from_token, uint64_t to_token) {
-    check(kvb_scheduler_release_reservation(get(), reservation_id, from_token, to_token));
+    check(try_release_reservation(reservation_id, from_token, to_token));
   }
   /** The metadata of the next pass, see kvb_scheduler_build. */
   Metadata build(const std::vector<kvb_step>& steps,
@@ -579,26 +588,48 @@ class Scheduler : public detail::Owner<kvb_scheduler, kvb_scheduler_free> {
     return pinned;
   }
   /** Forgets all that is tied to the request's allocation, see kvb_scheduler_reset. */
-  void reset_request(uint64_t request_id) { check(kvb_scheduler_reset(get(), request_id)); }
+  void reset_request(uint64_t request_id) { check(try_reset_request(request_id)); }
 
   /** match() without exceptions; `out` is written on success. */
-  kvb_status try_match(const kvb_request& request, uint64_t local_tokens, Offer* out) noexcept {
+  [[nodiscard]] kvb_status try_match(const kvb_request& request, uint64_t local_tokens,
+                                     Offer* out) noexcept {
     return kvb_scheduler_match(get(), &request, local_tokens, &out->tokens, &out->is_async);
   }
   /** allocated() without exceptions. */
-  kvb_status try_allocated(uint64_t request_id, uint64_t honoured_tokens,
-                           const kvb_group_pages* pages, size_t page_lists) noexcept {
+  [[nodiscard]] kvb_status try_allocated(uint64_t request_id, uint64_t honoured_tokens,
+                                         const kvb_group_pages* pages, size_t page_lists) noexcept {
     return kvb_scheduler_allocated(get(), request_id, honoured_tokens, pages, page_lists);
   }
+  /** cancel_load() without exceptions. */
+  [[nodiscard]] kvb_status try_cancel_load(uint64_t request_id, uint64_t from_token,
+                                           uint64_t to_token) noexcept {
+    return kvb_scheduler_cancel_load(get(), request_id, from_token, to_token);
+  }
+  /** reserve() without exceptions; `out` is written on success. */
+  [[nodiscard]] kvb_status try_reserve(const kvb_request& request, uint64_t local_tokens,
+                                       uint64_t reservation_id, Offer* out) noexcept {
+    return kvb_scheduler_reserve(get(), &request, local_tokens, reservation_id, &out->tokens,
+                                 &out->is_async);
+  }
+  /** release_reservation() without exceptions. */
+  [[nodiscard]] kvb_status try_release_reservation(uint64_t reservation_id, uint64_t from_token,
+                                                   uint64_t to_token) noexcept {
+    return kvb_scheduler_release_reservation(get(), reservation_id, from_token, to_token);
+  }
+  /** reset_request() without exceptions. */
+  [[nodiscard]] kvb_status try_reset_request(uint64_t request_id) noexcept {
+    return kvb_scheduler_reset(get(), request_id);
+  }
   /** build() without exceptions; `out` is written on success. */
-  kvb_status try_build(const kvb_pass& pass, Metadata* out) noexcept {
+  [[nodiscard]] kvb_status try_build(const kvb_pass& pass, Metadata* out) noexcept {
     kvb_metadata* built = nullptr;
     kvb_status status = kvb_scheduler_build(get(), &pass, &built);
     if (status == KVB_OK) *out = Metadata(built);
     return status;
   }
   /** finished() without exceptions; `out_pinned` is written on success. */
-  kvb_status try_finished(uint64_t request_id, int32_t reason, bool* out_pinned) noexcept {
+  [[nodiscard]] kvb_status try_finished(uint64_t request_id, int32_t reason,
+                                        bool* out_pinned) noexcept {
     return kvb_scheduler_finished(get(), request_id, reason, out_pinned);
   }
 };

@@ -9,8 +9,9 @@ use kvbridge::ffi::plain::{
     kvb_bytes, kvb_engine, kvb_group_pages, kvb_ids, kvb_request, kvb_tokens,
 };
 use kvbridge::ffi::scheduler::{kvb_accepted, kvb_pass, kvb_step};
+use kvbridge::ffi::stats::kvb_stats;
 use kvbridge::ffi::store::{kvb_piece, kvb_pool_stats, kvb_store_table};
-use kvbridge::ffi::worker::{kvb_declarations, kvb_stats};
+use kvbridge::ffi::worker::kvb_declarations;
 use std::fmt::Write;
 use std::mem::offset_of;
 use std::path::Path;

@@ -20,6 +20,7 @@ const PARTS: &[(&str, &str)] = &[
     ("metadata", "one pass's transfers"),
     ("fence", "what asynchronous loads wait for"),
     ("worker", "one rank's mover"),
+    ("stats", "what a worker has counted"),
     ("explain", "why a prompt gets the offer that it gets"),
     ("scheduler", "one leader's or owner's decisions"),
     (

@@ -845,91 +845,6 @@ typedef struct kvb_declarations {
   uint32_t prompt_lookahead;
 } kvb_declarations;
 
-/** Counters since the worker was made; bytes are payload bytes. */
-typedef struct kvb_stats {
-  /** sizeof(kvb_stats) */
-  uint32_t struct_size;
-  /** Lookups of a chain of blocks. */
-  uint64_t lookups;
-  /** Blocks whose existence was asked for. */
-  uint64_t lookup_blocks;
-  /** Blocks at the head of a lookup that were stored in every group and shard. */
-  uint64_t hit_blocks;
-  /** Keys whose existence was asked for by lookups. */
-  uint64_t lookup_keys;
-  /** Keys of lookups that the pool does not hold. */
-  uint64_t missing_keys;
-  /** Keys of lookups that got no definite answer; they count as misses. */
-  uint64_t failed_lookup_keys;
-  /** Pages that were loaded into the cache. */
-  uint64_t loaded_pages;
-  /** Their bytes. */
-  uint64_t loaded_bytes;
-  /** Pages that should have been loaded and were not. */
-  uint64_t failed_load_pages;
-  /** Pages whose seal did not match; they count as failed too. */
-  uint64_t bad_seals;
-  /** Requests that lost a page. */
-  uint64_t failed_load_requests;
-  /** Pages that the pool took. */
-  uint64_t saved_pages;
-  /** Their bytes. */
-  uint64_t saved_bytes;
-  /** Pages to save that were in the pool already. */
-  uint64_t already_stored_pages;
-  /** Pages that the pool had no room for. */
-  uint64_t no_space_pages;
-  /** Pages that the pool did not take for another reason. */
-  uint64_t failed_save_pages;
-  /** Pages whose save was queued and never tried. */
-  uint64_t dropped_save_pages;
-  /** Calls of the pool. */
-  uint64_t store_calls;
-  /** Requests with saves in flight now. */
-  uint64_t saves_in_flight;
-  /** Asynchronous loads in flight now, also those that nobody waits for any more. */
-  uint64_t loads_in_flight;
-  /** Those of them that no thread has begun. */
-  uint64_t loads_queued;
-  /** Runs of missing blocks with a stored block behind them, in the answers to lookups. */
-  uint64_t holes;
-  /** Missing blocks in them. */
-  uint64_t hole_blocks;
-  /** Tokens of stored blocks behind the first missing one: they are computed all the same. */
-  uint64_t tokens_behind_holes;
-  /** Calls of the pool that loads made. */
-  uint64_t load_calls;
-  /**
-   * Time that asynchronous loads waited for a thread, in nanoseconds. This and the times below
-   * stay 0 unless stats_interval is set.
-   */
-  uint64_t load_queue_ns;
-  /** Time of loads: which pages, under which keys. In nanoseconds on the wall, as all of these. */
-  uint64_t load_resolve_ns;
-  /** Waiting for allocation fences. */
-  uint64_t load_fence_ns;
-  /** Where the bytes are to land. */
-  uint64_t load_describe_ns;
-  /** The pool's calls. */
-  uint64_t load_get_ns;
-  /** From staging memory into the cache. */
-  uint64_t load_unstage_ns;
-  /** Waiting for the device. */
-  uint64_t load_sync_ns;
-  /** The same as load_resolve_ns on the CPU of the thread, as the fields that follow. */
-  uint64_t load_resolve_cpu_ns;
-  /** Waiting for allocation fences, on the CPU. */
-  uint64_t load_fence_cpu_ns;
-  /** Where the bytes are to land, on the CPU. */
-  uint64_t load_describe_cpu_ns;
-  /** The pool's calls, on the CPU. */
-  uint64_t load_get_cpu_ns;
-  /** From staging memory into the cache, on the CPU. */
-  uint64_t load_unstage_cpu_ns;
-  /** Waiting for the device, on the CPU. */
-  uint64_t load_sync_cpu_ns;
-} kvb_stats;
-
 /**
  * Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
  * of `store_or_null`.
@@ -1065,20 +980,6 @@ kvb_status kvb_worker_get_finished(kvb_worker *worker,
  */
 kvb_status kvb_worker_take_failed_async_loads(kvb_worker *worker, kvb_ids *out_ids);
 
-/** The worker's counters at this moment. Each is exact; together they may straddle an event. */
-kvb_status kvb_worker_stats(const kvb_worker *worker, kvb_stats *out);
-
-/**
- * Writes the counters in Prometheus' text format. The text grows with the numbers: leave some
- * room.
- *
- * Errors: KVB_TOO_SMALL.
- */
-kvb_status kvb_worker_prometheus(const kvb_worker *worker,
-                                 char *buffer,
-                                 size_t capacity,
-                                 size_t *out_needed);
-
 /**
  * Ends the worker from any state: queued saves run until the deadline, later ones are dropped and
  * counted, the thread is joined, the connection closed. When this returns KVB_OK nothing of the
@@ -1098,6 +999,107 @@ kvb_status kvb_worker_shutdown(kvb_worker *worker, uint64_t deadline_ms);
  * Blocks: as kvb_worker_shutdown.
  */
 void kvb_worker_free(kvb_worker *worker);
+
+/* ==== what a worker has counted ==== */
+
+/** Counters since the worker was made; bytes are payload bytes. */
+typedef struct kvb_stats {
+  /** sizeof(kvb_stats) */
+  uint32_t struct_size;
+  /** Lookups of a chain of blocks. */
+  uint64_t lookups;
+  /** Blocks whose existence was asked for. */
+  uint64_t lookup_blocks;
+  /** Blocks at the head of a lookup that were stored in every group and shard. */
+  uint64_t hit_blocks;
+  /** Keys whose existence was asked for by lookups. */
+  uint64_t lookup_keys;
+  /** Keys of lookups that the pool does not hold. */
+  uint64_t missing_keys;
+  /** Keys of lookups that got no definite answer; they count as misses. */
+  uint64_t failed_lookup_keys;
+  /** Pages that were loaded into the cache. */
+  uint64_t loaded_pages;
+  /** Their bytes. */
+  uint64_t loaded_bytes;
+  /** Pages that should have been loaded and were not. */
+  uint64_t failed_load_pages;
+  /** Pages whose seal did not match; they count as failed too. */
+  uint64_t bad_seals;
+  /** Requests that lost a page. */
+  uint64_t failed_load_requests;
+  /** Pages that the pool took. */
+  uint64_t saved_pages;
+  /** Their bytes. */
+  uint64_t saved_bytes;
+  /** Pages to save that were in the pool already. */
+  uint64_t already_stored_pages;
+  /** Pages that the pool had no room for. */
+  uint64_t no_space_pages;
+  /** Pages that the pool did not take for another reason. */
+  uint64_t failed_save_pages;
+  /** Pages whose save was queued and never tried. */
+  uint64_t dropped_save_pages;
+  /** Calls of the pool. */
+  uint64_t store_calls;
+  /** Requests with saves in flight now. */
+  uint64_t saves_in_flight;
+  /** Asynchronous loads in flight now, also those that nobody waits for any more. */
+  uint64_t loads_in_flight;
+  /** Those of them that no thread has begun. */
+  uint64_t loads_queued;
+  /** Runs of missing blocks with a stored block behind them, in the answers to lookups. */
+  uint64_t holes;
+  /** Missing blocks in them. */
+  uint64_t hole_blocks;
+  /** Tokens of stored blocks behind the first missing one: they are computed all the same. */
+  uint64_t tokens_behind_holes;
+  /** Calls of the pool that loads made. */
+  uint64_t load_calls;
+  /**
+   * Time that asynchronous loads waited for a thread, in nanoseconds. This and the times below
+   * stay 0 unless stats_interval is set.
+   */
+  uint64_t load_queue_ns;
+  /** Time of loads: which pages, under which keys. In nanoseconds on the wall, as all of these. */
+  uint64_t load_resolve_ns;
+  /** Waiting for allocation fences. */
+  uint64_t load_fence_ns;
+  /** Where the bytes are to land. */
+  uint64_t load_describe_ns;
+  /** The pool's calls. */
+  uint64_t load_get_ns;
+  /** From staging memory into the cache. */
+  uint64_t load_unstage_ns;
+  /** Waiting for the device. */
+  uint64_t load_sync_ns;
+  /** The same as load_resolve_ns on the CPU of the thread, as the fields that follow. */
+  uint64_t load_resolve_cpu_ns;
+  /** Waiting for allocation fences, on the CPU. */
+  uint64_t load_fence_cpu_ns;
+  /** Where the bytes are to land, on the CPU. */
+  uint64_t load_describe_cpu_ns;
+  /** The pool's calls, on the CPU. */
+  uint64_t load_get_cpu_ns;
+  /** From staging memory into the cache, on the CPU. */
+  uint64_t load_unstage_cpu_ns;
+  /** Waiting for the device, on the CPU. */
+  uint64_t load_sync_cpu_ns;
+} kvb_stats;
+
+/** The worker's counters at this moment. Each is exact; together they may straddle an event. */
+kvb_status kvb_worker_stats(const kvb_worker *worker, kvb_stats *out);
+
+/**
+ * Writes the counters in Prometheus' text format. The text grows with the numbers: leave some
+ * room.
+ *
+ * Errors: KVB_TOO_SMALL.
+ */
+kvb_status kvb_worker_prometheus(const kvb_worker *worker,
+                                 char *buffer,
+                                 size_t capacity,
+                                 size_t *out_needed);
 
 /* ==== why a prompt gets the offer that it gets ==== */
 

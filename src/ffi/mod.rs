@@ -24,6 +24,7 @@ pub mod metadata;
 pub mod plain;
 pub mod plugin;
 pub mod scheduler;
+pub mod stats;
 pub mod status;
 pub mod store;
 pub mod worker;

@@ -11,6 +11,7 @@ use super::log::kvb_log_callback;
 use super::metadata::*;
 use super::plain::*;
 use super::scheduler::*;
+use super::stats::*;
 use super::status::kvb_status;
 use super::store::*;
 use super::worker::*;

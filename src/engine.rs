@@ -293,4 +293,26 @@ impl Terms {
 }
 
 #[cfg(test)]
+impl Engine {
+    /// An aggregated server's rank without a drafter, to be varied by unit tests.
+    pub(crate) fn example(tp_rank: u32, tp_size: u32) -> Self {
+        Self {
+            tokens_per_block: 16,
+            tp_rank,
+            tp_size,
+            pp_size: 1,
+            cp_size: 1,
+            ranks_on_node: 1,
+            attention_dp: false,
+            serving: Serving::Aggregated,
+            drafter: Drafter::None,
+            max_draft_len: None,
+            draft_shares_cache: true,
+            supplies_fences: false,
+            device: DeviceChoice::Host,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;

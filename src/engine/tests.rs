@@ -5,19 +5,8 @@ use crate::error::Kind;
 
 fn engine() -> Engine {
     Engine {
-        tokens_per_block: 16,
-        tp_rank: 1,
-        tp_size: 4,
-        pp_size: 1,
-        cp_size: 1,
         ranks_on_node: 4,
-        attention_dp: false,
-        serving: Serving::Aggregated,
-        drafter: Drafter::None,
-        max_draft_len: None,
-        draft_shares_cache: true,
-        supplies_fences: false,
-        device: DeviceChoice::Host,
+        ..Engine::example(1, 4)
     }
 }
 

@@ -6,30 +6,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::device::{HostDevice, HostMemory, Stream};
-use crate::engine::{DeviceChoice, Drafter, Serving};
+use crate::engine::Engine;
 use crate::lane::ManualClock;
 use crate::layout::{Group, Layout, Part, Region};
 use crate::metadata::Recycler;
 use crate::store::Health;
 use crate::store::embedded::Pool;
-
-fn engine(rank: u32, world: u32) -> Engine {
-    Engine {
-        tokens_per_block: 16,
-        tp_rank: rank,
-        tp_size: world,
-        pp_size: 1,
-        cp_size: 1,
-        ranks_on_node: 1,
-        attention_dp: false,
-        serving: Serving::Aggregated,
-        drafter: Drafter::None,
-        max_draft_len: None,
-        draft_shares_cache: true,
-        supplies_fences: false,
-        device: DeviceChoice::Host,
-    }
-}
 
 fn config(more: &str) -> Config {
     Config::from_json(format!(r#"{{"model_key": "m"{more}}}"#).as_bytes()).unwrap()
@@ -40,7 +22,13 @@ fn pool() -> Arc<Pool> {
 }
 
 fn worker(more: &str, rank: u32, world: u32) -> Worker {
-    Worker::new(&config(more), &engine(rank, world), pool(), &Mode::Threads).unwrap()
+    Worker::new(
+        &config(more),
+        &Engine::example(rank, world),
+        pool(),
+        &Mode::Threads,
+    )
+    .unwrap()
 }
 
 /// A cache of one group; the memory must outlive the registration.
@@ -86,7 +74,7 @@ fn c11_a_capacity_worker_transfers_nothing_and_starts_no_thread() {
     let config = config(r#", "role": "capacity""#);
     // No thread could be started.
     let mode = Mode::FailAfter(0);
-    let mut worker = Worker::new(&config, &engine(0, 1), pool(), &mode).unwrap();
+    let mut worker = Worker::new(&config, &Engine::example(0, 1), pool(), &mode).unwrap();
     let refused = worker.register_layout(cache(&memory, 64, "bfloat16", false));
     assert_eq!(refused.unwrap_err().kind(), Kind::BadState);
     let handle = worker.handle();
@@ -101,7 +89,8 @@ fn a_thread_that_cannot_start_fails_the_registration() {
     let memory = memory();
     let register = |role: &str| {
         let config = config(role);
-        let mut worker = Worker::new(&config, &engine(0, 1), pool(), &Mode::FailAfter(0)).unwrap();
+        let mut worker =
+            Worker::new(&config, &Engine::example(0, 1), pool(), &Mode::FailAfter(0)).unwrap();
         let registered = worker.register_layout(cache(&memory, 64, "bfloat16", false));
         let lookup = worker.handle().lookup(&[]).map_err(|error| error.kind());
         (registered.map_err(|error| error.kind()), lookup)
@@ -119,7 +108,12 @@ fn d4_options_that_the_pool_lacks_are_refused_at_start() {
         (r#", "group_blocks": true, "role": "consumer""#, false),
         (r#", "soft_pin_ttl_ms": 5, "role": "capacity""#, false),
     ] {
-        let made = Worker::new(&config(more), &engine(0, 1), pool(), &Mode::Threads);
+        let made = Worker::new(
+            &config(more),
+            &Engine::example(0, 1),
+            pool(),
+            &Mode::Threads,
+        );
         let kind = made.map(|_| ()).map_err(|error| error.kind());
         let wanted = if refused {
             Err(Kind::PoolRefused)
@@ -133,7 +127,12 @@ fn d4_options_that_the_pool_lacks_are_refused_at_start() {
 #[test]
 fn keys_too_long_are_refused_before_a_layout_is_there() {
     let more = format!(r#", "namespace": "{}""#, "n".repeat(600));
-    let refused = Worker::new(&config(&more), &engine(0, 1), pool(), &Mode::Threads);
+    let refused = Worker::new(
+        &config(&more),
+        &Engine::example(0, 1),
+        pool(),
+        &Mode::Threads,
+    );
     assert_eq!(refused.err().unwrap().kind(), Kind::ConfigInvalid);
 }
 
@@ -262,7 +261,7 @@ fn a_worker_closes_its_own_handle_and_no_other() {
     let make = || {
         Worker::new(
             &config(""),
-            &engine(0, 1),
+            &Engine::example(0, 1),
             pool.handle().unwrap(),
             &Mode::Threads,
         )

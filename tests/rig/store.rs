@@ -1,0 +1,136 @@
+//! The pool behind the ranks: its faults, its keys, its objects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Rig, T};
+use kvbridge::error::Result;
+use kvbridge::keys::{Chain, Geometry, Keys, Naming, Scope, Shard, Template, Tokens, seed};
+use kvbridge::lane::ManualClock;
+use kvbridge::layout::{Part, Range};
+use kvbridge::store::embedded::Pool;
+use kvbridge::store::faulty::{Action, Call, Rule, Script, Which};
+use kvbridge::store::{
+    Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
+    Store,
+};
+
+/// A pool with room for `bytes` whose clock stands still and whose leases end at once.
+pub fn pool(bytes: u64) -> Arc<Pool> {
+    Pool::new(bytes, 0.05, Duration::ZERO, Arc::new(ManualClock::new())).unwrap()
+}
+
+/// What goes wrong with these keys in every call of one kind.
+pub fn rule(call: Call, keys: Which, action: Action) -> Rule {
+    Rule {
+        call,
+        at: 0..u64::MAX,
+        keys,
+        action,
+    }
+}
+
+/// A store that its users cannot close, so that they can share it.
+pub struct Lent(pub Arc<dyn Store>);
+
+impl Store for Lent {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+    fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
+        self.0.exist(keys, out);
+    }
+    fn put(
+        &self,
+        keys: &Keys,
+        sources: Pieces<'_, kvbridge::device::memory::Source<'_>>,
+        options: &PutOptions<'_>,
+        out: &mut Vec<PutOutcome>,
+    ) {
+        self.0.put(keys, sources, options, out);
+    }
+    fn get(
+        &self,
+        keys: &Keys,
+        targets: Pieces<'_, kvbridge::device::memory::Target<'_>>,
+        out: &mut Vec<GetOutcome>,
+    ) {
+        self.0.get(keys, targets, out);
+    }
+    fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {
+        self.0.remove(keys, force, out);
+    }
+    fn register(&self, range: Range) -> Result<()> {
+        self.0.register(range)
+    }
+    fn unregister(&self, range: Range) -> Result<()> {
+        self.0.unregister(range)
+    }
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Rig {
+    pub fn script(&self, script: Script) {
+        self.faulty.set_script(script);
+    }
+
+    pub fn asked(&self, call: Call) -> u64 {
+        self.faulty.count(call).keys
+    }
+
+    /// The key of one page.
+    pub fn key(&self, tokens: &[i32], block: usize, kind: (usize, Part), rank: u32) -> Vec<u8> {
+        let config = self.setup.config();
+        let naming = Naming {
+            scheme: config.key_scheme(),
+            namespace: config.namespace().to_owned(),
+            model_key: config.model_key().to_owned(),
+            weights_digest: String::new(),
+            page_format: config.page_format(),
+            tokens_per_block: T as u32,
+        };
+        let shape = &self.setup.groups[kind.0];
+        let (sizes, shard) = match kind.1 {
+            Part::Replicated => (&shape.replicated, Shard::Replicated),
+            Part::Sharded => {
+                let world = self.setup.world;
+                (&shape.sharded, Shard::Rank { world, rank })
+            }
+        };
+        let geometry = Geometry {
+            number_format: self.setup.format,
+            layout_tag: "",
+            layer_group: shape.id,
+            window: 0,
+            layer_ids: &[shape.id],
+            region_sizes: sizes,
+        };
+        let template = Template::page(&naming, &geometry, shard).unwrap();
+        let seed = seed(config.key_scheme(), &Scope::default()).unwrap();
+        let mut chain = Chain::new(config.key_scheme(), T as u32, 0, seed).unwrap();
+        chain.extend(Tokens::I32(tokens)).unwrap();
+        let mut keys = Keys::new();
+        keys.push_key(&template, chain.hash(block).unwrap())
+            .unwrap();
+        keys.get(0).to_vec()
+    }
+
+    /// Removes one page from the pool.
+    pub fn remove(&self, tokens: &[i32], block: usize, kind: (usize, Part), rank: u32) {
+        let mut keys = Keys::new();
+        keys.push(&self.key(tokens, block, kind, rank));
+        let mut out = Vec::new();
+        self.pool.remove(&keys, true, &mut out);
+        assert_eq!(out, [RemoveOutcome::Removed]);
+    }
+
+    /// Number of objects in the pool.
+    pub fn stored(&self) -> u64 {
+        self.pool.stats().unwrap().objects
+    }
+}

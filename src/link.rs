@@ -4,6 +4,10 @@ use std::sync::Arc;
 
 use crate::metadata::Life;
 
+/// How many passes may be built and not yet bound. The scheduler waits to hear of so many, older
+/// ones count as never run; the worker remembers for so many what they must not touch any more.
+pub const OPEN_PASSES: usize = 64;
+
 /// A layer group as the scheduler sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupInfo {

@@ -82,7 +82,7 @@ impl Server {
         let cache = unsafe { CacheMemory::new(layout, Arc::new(HostDevice)) }?;
         worker.register_layout(cache)?;
         let handle = worker.handle();
-        let scheduler = Scheduler::new(worker.terms().clone(), handle.link()?)?;
+        let scheduler = Scheduler::new(worker.handle().terms().clone(), handle.link()?)?;
         Ok(Self {
             worker,
             scheduler,

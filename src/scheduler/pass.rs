@@ -8,12 +8,9 @@ use super::record::{Record, Stage};
 use super::{Accepted, Emitted, PassLog, Scheduler, Step};
 use crate::error::{Result, bail};
 use crate::keys::{Scheme, TokenDigest, Tokens};
-use crate::link::GroupInfo;
+use crate::link::{GroupInfo, OPEN_PASSES};
 use crate::metadata::{Metadata, Transfers};
 use crate::plant::{self, Bug};
-
-/// Passes whose fate may be open at once; older ones count as never run.
-const OPEN_PASSES: usize = 64;
 
 impl Scheduler {
     /// Builds the metadata of the next pass. Steps about requests that are not known are skipped.

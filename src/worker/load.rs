@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::Worker;
 use super::batch::{Cursor, LoadBatch, Tally};
 use super::mover::Mover;
 use super::park::first_block;
-use super::{EndedLife, Worker};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::{Life, Metadata, Run};
@@ -137,11 +137,7 @@ impl Worker {
         }
         // A metadata from elsewhere says nothing about lives of ours.
         if life.1 <= self.newest_bound {
-            self.ended.push(EndedLife {
-                id: life.0,
-                generation: life.1,
-                at: self.binds,
-            });
+            self.ended.add(life);
         }
         if !self.failed_loads.contains(&life.0) {
             self.failed_loads.push(life.0);

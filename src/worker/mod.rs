@@ -8,12 +8,13 @@
 //! - `batch.rs`: one batch of a load; `load.rs`: synchronous loads; `park.rs`: asynchronous ones
 //! - `save.rs`: the other direction
 //! - `parked.rs`: the loads of requests that wait for them; `fence.rs`: what such a load waits for
-//! - `finished.rs`: which requests' pages are the engine's again
+//! - `finished.rs`: which requests' pages are the engine's again; `ended.rs`: which lives ended lately
 //! - `explain.rs`: why a prompt gets the offer that it gets; `others.rs`: pages of other servers
 //! - `pass.rs`: bind, get_finished: what a pass tells the worker
 //! - `shutdown.rs`: the end
 
 mod batch;
+mod ended;
 mod explain;
 mod fence;
 mod finished;
@@ -55,6 +56,7 @@ use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
 use crate::sync::{Clock, SystemClock};
 use batch::{LoadBatch, Tally};
+use ended::EndedLives;
 use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
@@ -123,22 +125,9 @@ pub struct Worker {
     loaded_view: Vec<u64>,
     /// Source and pass of the metadata whose asynchronous loads were queued last.
     parked_from: (u64, u64),
-    /// Calls of `bind` so far.
-    binds: u64,
     /// The newest life of any request that was bound.
     newest_bound: u64,
-    /// Lives that ended lately, which a metadata built earlier might still name.
-    ended: Vec<EndedLife>,
-}
-
-/// Lives of an id that were reported or handed back: their pages are the engine's again.
-#[derive(Debug, Clone, Copy)]
-struct EndedLife {
-    id: u64,
-    /// The last one of them.
-    generation: u64,
-    /// Number of `bind` calls before it.
-    at: u64,
+    ended: EndedLives,
 }
 
 /// What may be used beside the exclusive calls of a worker, from any thread.
@@ -211,20 +200,9 @@ impl Worker {
             saved_view: Vec::new(),
             loaded_view: Vec::new(),
             parked_from: (0, 0),
-            binds: 0,
             newest_bound: 0,
-            ended: Vec::new(),
+            ended: EndedLives::default(),
         })
-    }
-
-    /// What the engine has to arrange.
-    pub fn declarations(&self) -> Declarations {
-        self.shared.terms.declarations
-    }
-
-    /// The terms that a scheduler beside this worker must have as well.
-    pub fn terms(&self) -> &Terms {
-        &self.shared.terms
     }
 
     /// What may be used beside this worker's exclusive calls.

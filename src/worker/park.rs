@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::Worker;
 use super::batch::{Cursor, LoadBatch, Tally};
 use super::fence::{Fence, SharedFence};
 use super::mover::Mover;
 use super::parked::{Ending, Gate};
 use super::shared::Shared;
-use super::{EndedLife, Worker};
 use crate::device::Stream;
 use crate::error::{Error, Kind};
 use crate::lane::{Item, Step};
@@ -141,11 +141,7 @@ impl Worker {
             lives.push(ended.life);
             if ended.ending == Ending::Failed {
                 self.failed_async.push(ended.ticket);
-                self.ended.push(EndedLife {
-                    id: ended.life.0,
-                    generation: ended.life.1,
-                    at: self.binds,
-                });
+                self.ended.add(ended.life);
             }
         });
         drop(parked);

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use super::fence::Fence;
-use super::{Bound, EndedLife, Worker};
+use super::{Bound, Worker};
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
-
-/// How many passes ahead of `bind` an engine may build: so many calls of `bind` later a life that
-/// ended can no longer be named by an older metadata.
-const BUILT_AHEAD: u64 = 8;
 
 /// What `get_finished` reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,9 +32,7 @@ impl Worker {
         if let Err(error) = checked {
             self.deferred.get_or_insert(error);
         }
-        self.binds += 1;
-        let binds = self.binds;
-        self.ended.retain(|ended| ended.at + BUILT_AHEAD >= binds);
+        self.ended.next_pass();
         if is_ours {
             self.end_lives(&metadata);
             let newest = metadata.runs().map(|run| run.generation).max();
@@ -65,16 +59,13 @@ impl Worker {
         let mut parked = self.shared.parked.lock();
         for &(id, generation) in metadata.ended() {
             parked.discard(id, generation);
-            let at = self.binds;
-            self.ended.push(EndedLife { id, generation, at });
+            self.ended.add((id, generation));
         }
     }
 
     /// Whether the pages of this life were given back already, as far as is known.
     pub(super) fn is_over(&self, life: Life) -> bool {
-        let mut ended = self.ended.iter();
-        !plant::is(Bug::StaleMetadata)
-            && ended.any(|ended| ended.id == life.0 && life.1 <= ended.generation)
+        !plant::is(Bug::StaleMetadata) && self.ended.has(life)
     }
 
     /// Takes out of the bound metadata, and of those that are bound later, what the local scheduler
@@ -87,12 +78,9 @@ impl Worker {
         if let Some(bound) = &mut self.bound {
             bound.drop_lives(ended.iter().copied());
         }
-        let at = self.binds;
-        self.ended.extend(
-            ended
-                .drain(..)
-                .map(|(id, generation)| EndedLife { id, generation, at }),
-        );
+        for life in ended.drain(..) {
+            self.ended.add(life);
+        }
     }
 
     fn check(&self, metadata: &Metadata) -> Result<()> {
@@ -172,11 +160,7 @@ impl Worker {
         let mut queue = self.shared.finished.lock();
         queue.report(|id, generation| {
             self.saved_view.push(id);
-            self.ended.push(EndedLife {
-                id,
-                generation,
-                at: self.binds,
-            });
+            self.ended.add((id, generation));
         });
         drop(queue);
         self.shared.report(self.shared.source(), |report| {

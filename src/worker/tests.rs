@@ -215,7 +215,7 @@ fn c5_binding_never_fails_and_the_next_load_says_what_was_wrong() {
         Kind::BadState
     );
     let recycler = Arc::new(Recycler::default());
-    let own = worker.terms().fingerprint;
+    let own = worker.handle().terms().fingerprint;
     // Each its own life of the request: what was handed back once is moved no more.
     let metadata = |fingerprint, group, life| {
         let mut metadata = recycler.metadata(1, fingerprint, 32);

@@ -30,7 +30,7 @@ fn tensor_parallel_ranks_move_their_own_shards() {
         rig.drain();
         assert_eq!(rig.stored(), 5 * (2 * u64::from(world) + 1));
         for rank in &rig.ranks {
-            assert!(!rank.worker.declarations().reports_failed_loads);
+            assert!(!rank.worker.handle().declarations().reports_failed_loads);
             assert_eq!(rank.worker.handle().stats().loaded_pages, 12);
         }
         // A replicated page gone is a miss of the block.
@@ -99,7 +99,13 @@ fn owners_under_attention_dp_and_single_ranks_share_pages() {
         let tokens = prompt(1, 5 * T);
         let mut writer = Rig::on(owner(1), Arc::clone(&shared));
         writer.publish(1, &tokens);
-        assert!(writer.ranks[0].worker.declarations().reports_failed_loads);
+        assert!(
+            writer.ranks[0]
+                .worker
+                .handle()
+                .declarations()
+                .reports_failed_loads
+        );
         assert_eq!(
             writer.stored(),
             5 * 3,

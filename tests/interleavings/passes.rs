@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::rig::{Rig, T, prompt};
 use crate::{half_known, small, verify};
 use kvbridge::error::Kind;
+use kvbridge::link::OPEN_PASSES;
 use kvbridge::scheduler::FinishReason;
 use kvbridge::store::faulty::Call;
 
@@ -216,5 +217,24 @@ fn without_a_layout_requests_sit_out_and_no_call_fails() {
     assert_eq!(rig.build(&[(1, 0)]).saves().blocks(), 0);
     rig.scheduler.reset(1);
     rig.publish(2, &tokens);
+    assert_eq!(verify(&rig, &tokens), 2);
+}
+
+#[test]
+fn a_pass_that_is_bound_as_late_as_one_can_be_touches_nothing() {
+    let mut rig = Rig::new(small());
+    let (tokens, late) = half_known(&mut rig);
+    assert!(rig.finish(6, FinishReason::Cancelled));
+    assert_eq!(rig.poll(), [6]);
+    // All that may be built ahead, this one last.
+    for _ in 1..OPEN_PASSES {
+        rig.pass(&[]);
+    }
+    let before = rig.ranks[0].cache.snapshot();
+    rig.bind(&late);
+    rig.start_load().unwrap();
+    rig.wait_for_save();
+    rig.drain();
+    assert!(rig.ranks[0].cache.snapshot() == before);
     assert_eq!(verify(&rig, &tokens), 2);
 }

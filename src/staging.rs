@@ -144,11 +144,6 @@ impl Slots {
         })
     }
 
-    /// Keeps the memory until the process ends, for a thread or a pool that may still use it.
-    pub fn leak(self) {
-        self.memory.leak();
-    }
-
     /// The lists of the last batch, to be refilled; give them back with `keep_scratch`.
     pub(crate) fn take_scratch(&mut self) -> Scratch {
         std::mem::take(&mut self.scratch)
@@ -188,7 +183,6 @@ mod tests {
             assert!(slots.slot_mut(index).is_none());
             assert!(slots.slot_range(index).is_none());
         }
-        slots.leak();
     }
 
     #[test]

@@ -13,9 +13,7 @@ mod rig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvbridge::device::{
-    Device, DeviceKind, Direction, Event, HostDevice, StagingMemory, Stream, Transfer,
-};
+use kvbridge::device::{Device, Direction, Event, HostDevice, StagingMemory, Stream, Transfer};
 use kvbridge::error::{Error, Kind, Result};
 use kvbridge::keys::{Scheme, Scope, Tokens, hash_blocks};
 use kvbridge::layout::Part;
@@ -262,9 +260,6 @@ impl Sick {
 }
 
 impl Device for Sick {
-    fn kind(&self) -> DeviceKind {
-        DeviceKind::Host
-    }
     fn name(&self) -> &str {
         "sick"
     }

@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 
-use super::{Device, DeviceKind, Direction, Event, StagingMemory, Stream, Transfer};
+use super::{Device, Direction, Event, StagingMemory, Stream, Transfer};
 use crate::error::{Result, bail};
 use crate::layout::Range;
 
@@ -17,10 +17,6 @@ use crate::layout::Range;
 pub struct HostDevice;
 
 impl Device for HostDevice {
-    fn kind(&self) -> DeviceKind {
-        DeviceKind::Host
-    }
-
     fn name(&self) -> &str {
         "host"
     }
@@ -135,11 +131,6 @@ impl HostMemory {
             size: self.size as u64,
         }
     }
-
-    /// Keeps the memory until the process ends.
-    pub fn leak(self) {
-        std::mem::forget(self);
-    }
 }
 
 impl Drop for HostMemory {
@@ -188,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_memory_is_given_back_and_leaked_memory_is_not() {
+    fn dropped_memory_is_given_back() {
         // Large, and only its low end is asked about: mappings of other tests fill the hole from
         // its high end.
         let memory = HostMemory::new(1 << 30).unwrap();
@@ -196,15 +187,10 @@ mod tests {
         assert!(is_mapped(range));
         drop(memory);
         assert!(!is_mapped(range));
-
-        let memory = HostDevice.stage(4096).unwrap();
-        let range = memory.range();
-        memory.leak();
-        assert!(is_mapped(range));
     }
 
     #[test]
-    fn a_pin_is_released_before_the_memory_and_leaked_with_it() {
+    fn a_pin_is_released_before_the_memory() {
         struct Pin(Range, std::sync::Arc<std::sync::atomic::AtomicU32>);
         impl Drop for Pin {
             fn drop(&mut self) {
@@ -213,21 +199,12 @@ mod tests {
             }
         }
         let released = std::sync::Arc::default();
-        for (leak, expected) in [(false, 1), (true, 1)] {
-            let memory = HostMemory::new(4096).unwrap();
-            let pin = Pin(memory.range(), std::sync::Arc::clone(&released));
-            let staging = StagingMemory::new(memory, Some(Box::new(pin)));
-            if leak {
-                staging.leak();
-            } else {
-                drop(staging);
-            }
-            assert_eq!(
-                released.load(std::sync::atomic::Ordering::SeqCst),
-                expected,
-                "{leak}"
-            );
-        }
+        let memory = HostMemory::new(4096).unwrap();
+        let pin = Pin(memory.range(), std::sync::Arc::clone(&released));
+        let staging = StagingMemory::new(memory, Some(Box::new(pin)));
+        assert_eq!(released.load(std::sync::atomic::Ordering::SeqCst), 0);
+        drop(staging);
+        assert_eq!(released.load(std::sync::atomic::Ordering::SeqCst), 1);
     }
 
     #[test]

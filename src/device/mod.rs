@@ -25,15 +25,6 @@ use std::fmt;
 use crate::error::Result;
 use crate::layout::Range;
 
-/// What a device is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DeviceKind {
-    /// The CPU's own memory.
-    Host,
-    /// A GPU behind the CUDA driver.
-    Cuda,
-}
-
 /// A queue of work on the device, as the engine knows it: the raw handle, 0 for the default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Stream(pub u64);
@@ -95,9 +86,6 @@ pub struct Transfer {
 /// Threads: any method may be called from any thread, several at once; an implementation makes
 /// its own context current where it needs one.
 pub trait Device: Send + Sync {
-    /// What it is.
-    fn kind(&self) -> DeviceKind;
-
     /// For messages.
     fn name(&self) -> &str;
 
@@ -132,14 +120,14 @@ pub trait Device: Send + Sync {
 pub struct StagingMemory {
     /// Undoes in its `Drop` what the device did to the memory (pinning it, say); the order of the
     /// fields has that happen before the memory is freed.
-    pin: Option<Box<dyn Send + Sync>>,
+    _pin: Option<Box<dyn Send + Sync>>,
     memory: HostMemory,
 }
 
 impl StagingMemory {
     /// Memory and the guard of whatever the device did to it.
     pub fn new(memory: HostMemory, pin: Option<Box<dyn Send + Sync>>) -> Self {
-        Self { pin, memory }
+        Self { _pin: pin, memory }
     }
 
     /// The bytes.
@@ -155,14 +143,6 @@ impl StagingMemory {
     /// Where they lie.
     pub fn range(&self) -> Range {
         self.memory.range()
-    }
-
-    /// Keeps the memory, and its pin, until the process ends: somebody whom nobody can stop may
-    /// still use it.
-    pub fn leak(self) {
-        let Self { pin, memory } = self;
-        std::mem::forget(pin);
-        memory.leak();
     }
 }
 

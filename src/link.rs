@@ -22,7 +22,7 @@ pub struct GroupInfo {
 pub struct BlockOf {
     /// The engine's id of the request.
     pub request_id: u64,
-    /// The life of that id the block belongs to.
+    /// The generation of the [`Life`] that the block belongs to.
     pub generation: u64,
     /// Ordinal of the block in the request.
     pub block: u32,

@@ -5,7 +5,7 @@
 pub struct Run {
     /// The engine's id of the request.
     pub request_id: u64,
-    /// The library's number for this life of the id; what belongs to an older one is dropped.
+    /// Which [`Life`] of the id; what belongs to an older one is dropped.
     pub generation: u64,
     /// Ordinal of the first block in the request.
     pub first_block: u32,
@@ -18,7 +18,8 @@ pub struct Run {
     pub parent: [u8; 32],
 }
 
-/// One life of a request id.
+/// One life of a request id, from its first offer to its end or reset: the id and the life's
+/// generation. Generations are numbers of this process and grow, over all ids and schedulers.
 pub type Life = (u64, u64);
 
 impl Run {

@@ -22,7 +22,7 @@ mod arena;
 mod eviction;
 mod extents;
 mod index;
-mod pool;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -32,8 +32,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
-use self::pool::Shared;
-pub use self::pool::Stats;
+use self::shared::Shared;
+pub use self::shared::Stats;
 use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store, answer_all, code,

@@ -87,6 +87,13 @@ pub trait LocalWorker: Send + Sync {
     /// load at most.
     fn life_ended(&self, request_id: u64, generation: u64);
 
+    /// [`LocalWorker::life_ended`] for a life whose pages are the engine's already: queued saves do not
+    /// read them any more either. Blocks: for the copy of one batch of a load or save at most.
+    fn life_released(&self, request_id: u64, generation: u64);
+
+    /// Whether transfers of any life of the request are queued or run.
+    fn has_transfers(&self, request_id: u64) -> bool;
+
     /// What the scheduler writes into its metadata, so that this worker takes no other's. Not 0,
     /// which stands for any.
     fn source(&self) -> u64;

@@ -238,3 +238,18 @@ fn synchronous_reservations_load_with_their_step() {
     let found = rig.ranks[0].cache.read(kind, pages[5]);
     assert!(found == rig::content(&tokens, 5, kind, 0, found.len()));
 }
+
+#[test]
+fn a_reservation_may_have_the_number_of_another_request() {
+    let (mut rig, tokens) = stocked(true);
+    reserve(&mut rig, &tokens, 0, 300);
+    let (_, built) = accept(&mut rig, 300, 7);
+    rig.bind(&built);
+    let worker = &mut rig.ranks[0].worker;
+    assert!(worker.get_finished(&[], &[300]).unwrap().loaded.is_empty());
+    rig.scheduler.finished(300, FinishReason::Ended);
+    assert!(worker.get_finished(&[300], &[]).unwrap().loaded.is_empty());
+    rig.drain();
+    let worker = &mut rig.ranks[0].worker;
+    assert_eq!(worker.get_finished(&[], &[]).unwrap().loaded, [300]);
+}

@@ -788,8 +788,8 @@ void kvb_metadata_free(kvb_metadata *metadata);
 /**
  * Returns when the pages may be written. It is called once per kvb_worker_bind at most, on a load
  * thread of the library, also after that call returned; other loads of the same metadata wait
- * for it. It must not call the library. What it throws is an error of the load threads: nothing is
- * loaded any more. `context` must stay valid until it
+ * for it. It must not call the library. What it throws fails the loads that wait
+ * for it, and is the answer of every later kvb_worker_start_load and kvb_worker_get_finished. `context` must stay valid until it
  * was called, or until kvb_worker_unregister_layout or kvb_worker_shutdown returned KVB_OK.
  */
 typedef void (*kvb_fence_wait)(void *context);
@@ -976,7 +976,8 @@ kvb_status kvb_worker_get_finished(kvb_worker *worker,
 /**
  * Reads and clears the requests that kvb_worker_get_finished reported as loaded although a page
  * was lost. The engine runs them again: call kvb_scheduler_reset and match again; the next offer
- * ends before the block that failed. Always empty under tensor parallelism.
+ * ends before the block that failed. Loads of reservations are named by the reservation's id; reset
+ * goes by the request's. Always empty under tensor parallelism.
  */
 kvb_status kvb_worker_take_failed_async_loads(kvb_worker *worker, kvb_ids *out_ids);
 
@@ -1234,7 +1235,10 @@ typedef struct kvb_step {
 typedef struct kvb_accepted {
   /** The reservation, as given to kvb_scheduler_reserve. */
   uint64_t reservation_id;
-  /** The request it was made for. */
+  /**
+   * The request it was made for. An element whose ids do not go together, or that was accepted
+   * before, is skipped.
+   */
   uint64_t request_id;
   /** The request's pages so far. */
   const kvb_group_pages *pages;
@@ -1383,7 +1387,12 @@ kvb_status kvb_scheduler_finished(kvb_scheduler *scheduler,
 
 /**
  * Reports that a request's allocation was released and that it will run again: all that is tied
- * to the allocation is forgotten. A request that is not known is no error.
+ * to the allocation is forgotten, and on this rank nothing is written into or read from its pages
+ * any more when this returns; saves that were queued and not read yet are dropped. Other ranks
+ * hear of it with the next metadata: there pages are given back through kvb_scheduler_finished and
+ * kvb_worker_get_finished, before this. A request that is not known is no error.
+ *
+ * Blocks: for the copy of one batch of its load or save that is under way, never for the pool.
  */
 kvb_status kvb_scheduler_reset(kvb_scheduler *scheduler, uint64_t request_id);
 

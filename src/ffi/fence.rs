@@ -17,8 +17,8 @@ pub const KVB_FENCE_CALLBACK: i32 = 2;
 
 /// Returns when the pages may be written. It is called once per kvb_worker_bind at most, on a load
 /// thread of the library, also after that call returned; other loads of the same metadata wait
-/// for it. It must not call the library. What it throws is an error of the load threads: nothing is
-/// loaded any more. `context` must stay valid until it
+/// for it. It must not call the library. What it throws fails the loads that wait
+/// for it, and is the answer of every later kvb_worker_start_load and kvb_worker_get_finished. `context` must stay valid until it
 /// was called, or until kvb_worker_unregister_layout or kvb_worker_shutdown returned KVB_OK.
 pub type kvb_fence_wait = Option<unsafe extern "C-unwind" fn(context: *mut c_void)>;
 

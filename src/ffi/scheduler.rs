@@ -67,7 +67,8 @@ unsafe impl Plain for kvb_step {}
 pub struct kvb_accepted {
     /// The reservation, as given to kvb_scheduler_reserve.
     pub reservation_id: u64,
-    /// The request it was made for.
+    /// The request it was made for. An element whose ids do not go together, or that was accepted
+    /// before, is skipped.
     pub request_id: u64,
     /// The request's pages so far.
     pub pages: *const kvb_group_pages,
@@ -427,7 +428,12 @@ pub unsafe extern "C" fn kvb_scheduler_finished(
 }
 
 /// Reports that a request's allocation was released and that it will run again: all that is tied
-/// to the allocation is forgotten. A request that is not known is no error.
+/// to the allocation is forgotten, and on this rank nothing is written into or read from its pages
+/// any more when this returns; saves that were queued and not read yet are dropped. Other ranks
+/// hear of it with the next metadata: there pages are given back through kvb_scheduler_finished and
+/// kvb_worker_get_finished, before this. A request that is not known is no error.
+///
+/// Blocks: for the copy of one batch of its load or save that is under way, never for the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_reset(
     scheduler: *mut kvb_scheduler,

@@ -349,7 +349,8 @@ pub unsafe extern "C" fn kvb_worker_get_finished(
 
 /// Reads and clears the requests that kvb_worker_get_finished reported as loaded although a page
 /// was lost. The engine runs them again: call kvb_scheduler_reset and match again; the next offer
-/// ends before the block that failed. Always empty under tensor parallelism.
+/// ends before the block that failed. Loads of reservations are named by the reservation's id; reset
+/// goes by the request's. Always empty under tensor parallelism.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_take_failed_async_loads(
     worker: *mut kvb_worker,

@@ -48,7 +48,7 @@ impl Scheduler {
         }
         if request.has_media && request.scope.media_digests.is_empty() {
             warn_about_media();
-            self.drop_record(request.id);
+            self.release_record(request.id);
             return Ok(NOTHING);
         }
         let scope = Scope {
@@ -109,7 +109,7 @@ impl Scheduler {
         {
             self.failed_from.remove(&request.id);
         }
-        self.drop_record(request.id);
+        self.release_record(request.id);
         self.records.insert(request.id, record);
         Ok(())
     }

@@ -120,6 +120,10 @@ impl Scheduler {
             self.pinned.insert(request_id);
         }
         self.drop_record(request_id);
+        // Also what a scheduler before this one had queued.
+        if self.link.has_transfers(request_id) {
+            self.pinned.insert(request_id);
+        }
         self.pinned.contains(&request_id)
     }
 
@@ -127,10 +131,18 @@ impl Scheduler {
     /// forgotten, but not which of its loads failed. An id that is not known is no error.
     pub fn reset(&mut self, request_id: u64) {
         self.take_report();
+        self.release_record(request_id);
+    }
+
+    /// Forgets a life whose pages are the engine's already.
+    pub(super) fn release_record(&mut self, request_id: u64) {
+        if let Some(record) = self.records.get(&request_id) {
+            self.link.life_released(request_id, record.generation);
+        }
         self.drop_record(request_id);
     }
 
-    pub(super) fn drop_record(&mut self, request_id: u64) {
+    fn drop_record(&mut self, request_id: u64) {
         let Some(record) = self.records.remove(&request_id) else {
             return;
         };

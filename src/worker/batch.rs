@@ -10,7 +10,7 @@ use crate::device::memory::{Target, recycle_targets};
 use crate::device::{PageRef, Stream};
 use crate::keys::Keys;
 use crate::link::BlockOf;
-use crate::metadata::{Metadata, Run, Transfers};
+use crate::metadata::{Life, Metadata, Run, Transfers};
 use crate::page::{Verdict, verify};
 use crate::plant::{self, Bug};
 use crate::staging::Slots;
@@ -270,15 +270,24 @@ impl LoadBatch {
         tally.lose(wanted.block, || why);
     }
 
-    /// Leaves only those pages that are whole and whose request lost none so far; the bytes of
+    /// Leaves only those pages that are whole, whose life goes on and lost none so far; the bytes of
     /// their payloads.
-    fn keep_whole(&mut self, plan: &PagePlan, tally: &Tally) -> u64 {
+    fn keep_whole(
+        &mut self,
+        plan: &PagePlan,
+        tally: &Tally,
+        is_over: impl Fn(Life) -> bool,
+    ) -> u64 {
         let (mut kept, mut bytes) = (0, 0);
         for number in 0..self.pages.len() {
             let wanted = self.wanted[number];
-            if (self.whole[number] && !tally.is_lost(wanted.block.request_id))
-                || plant::is(Bug::ScatterUnjudged)
-            {
+            let BlockOf {
+                request_id,
+                generation,
+                ..
+            } = wanted.block;
+            let goes_on = !tally.is_lost(request_id) && !is_over((request_id, generation));
+            if (self.whole[number] && goes_on) || plant::is(Bug::ScatterUnjudged) {
                 bytes += plan.kinds[wanted.kind].payload;
                 self.pages[kept] = self.pages[number];
                 kept += 1;
@@ -312,7 +321,7 @@ impl LoadBatch {
         self.judge_all(shared, plan, slots, tally);
     }
 
-    /// Scatters the pages that are whole and whose request lost none so far. On return they are in
+    /// Scatters the pages that are whole and whose life goes on and lost none so far. On return they are in
     /// the cache, ordered before work that is put on `stream` later.
     pub fn scatter(
         &mut self,
@@ -321,9 +330,10 @@ impl LoadBatch {
         stream: Stream,
         slots: &mut Slots,
         tally: &mut Tally,
+        is_over: impl Fn(Life) -> bool,
     ) {
         let began = shared.timers.start();
-        let bytes = self.keep_whole(&mover.plan, tally);
+        let bytes = self.keep_whole(&mover.plan, tally, is_over);
         let scattered = mover.memory.scatter(stream, &self.pages, slots);
         shared.timers.lap(Phase::Unstage, began);
         match scattered {

@@ -1,4 +1,5 @@
-//! Lives whose pages are the engine's again, for as long as a metadata may still name them.
+//! Which lives of requests were bound, and which have ended: their pages are the engine's again, and a
+//! metadata that was built before may still name them.
 
 use hashbrown::HashMap;
 
@@ -9,6 +10,8 @@ use crate::metadata::Life;
 #[derive(Debug, Default)]
 pub(super) struct EndedLives {
     requests: HashMap<u64, Ended>,
+    /// Per request the newest of its lives that was bound and is not known to have ended.
+    bound: HashMap<u64, u64>,
     /// Calls of `bind` so far: the clock by which lives are forgotten.
     binds: u64,
 }
@@ -30,6 +33,32 @@ impl EndedLives {
         // The clock starts anew also for a life that was heard of before; that errs on the safe side.
         ended.generation = ended.generation.max(generation);
         ended.at = at;
+        if self
+            .bound
+            .get(&id)
+            .is_some_and(|newest| *newest <= generation)
+        {
+            self.bound.remove(&id);
+        }
+    }
+
+    /// A metadata names this life.
+    pub fn bound(&mut self, (id, generation): Life) {
+        if !self.has((id, generation)) {
+            let newest = self.bound.entry(id).or_insert(0);
+            *newest = generation.max(*newest);
+        }
+    }
+
+    /// The newest life of the request that was bound, unless it is known to have ended. Lives are
+    /// numbered in the order they were matched, which says nothing of those of other requests.
+    pub fn newest_bound(&self, id: u64) -> Option<u64> {
+        self.bound.get(&id).copied()
+    }
+
+    /// Whether any life of the request is known to have ended.
+    pub fn knows(&self, id: u64) -> bool {
+        self.requests.contains_key(&id)
     }
 
     /// Whether this life is known to have ended.

@@ -73,6 +73,16 @@ impl Finished {
         self.drained = drained;
     }
 
+    /// Whether any life of `id` has queued items.
+    pub fn has_transfers(&self, id: u64) -> bool {
+        self.queued.range((id, 0)..=(id, u64::MAX)).next().is_some()
+    }
+
+    /// Whether this life has queued items.
+    pub fn is_queued(&self, life: Life) -> bool {
+        self.queued.contains_key(&life)
+    }
+
     /// Lives with queued items.
     pub fn in_flight(&self) -> usize {
         self.queued.len()

@@ -88,7 +88,9 @@ impl Worker {
         let skip = |run: &Run| self.is_dropped(run);
         while batch.collect(shared, mover, from, &mut cursor, tally, skip) {
             batch.get(shared, mover, slots, tally);
-            batch.scatter(shared, mover, stream, slots, tally);
+            let ended = shared.ended.lock();
+            let is_over = |life: Life| ended.contains(&life);
+            batch.scatter(shared, mover, stream, slots, tally, is_over);
         }
     }
 

@@ -69,6 +69,8 @@ struct Bound {
     saves_taken: bool,
     /// Lives whose transfers must not begin any more.
     dropped: Vec<Life>,
+    /// Lives whose saves must not: their request ended, as far as this rank can tell.
+    unsaved: Vec<Life>,
 }
 
 impl Bound {
@@ -76,12 +78,8 @@ impl Bound {
         self.dropped.contains(&run.life())
     }
 
-    /// The newest life of `id` that the metadata names.
-    fn newest_life(&self, id: u64) -> Option<u64> {
-        let runs = self.metadata.runs();
-        runs.filter(|run| run.request_id == id)
-            .map(|run| run.generation)
-            .max()
+    fn is_saved(&self, run: &Run) -> bool {
+        !self.is_dropped(run) && !self.unsaved.contains(&run.life())
     }
 
     /// Takes out what was not begun; doing it again changes nothing.
@@ -419,6 +417,14 @@ impl LocalWorker for SchedulerLink {
 
     fn life_ended(&self, request_id: u64, generation: u64) {
         self.0.life_ended(request_id, generation);
+    }
+
+    fn life_released(&self, request_id: u64, generation: u64) {
+        self.0.life_released((request_id, generation));
+    }
+
+    fn has_transfers(&self, request_id: u64) -> bool {
+        self.0.finished.lock().has_transfers(request_id)
     }
 
     fn source(&self) -> u64 {

@@ -203,7 +203,7 @@ impl LoadItem {
         let (shared, mover) = (&self.shared, &self.mover);
         let stream = Stream::default();
         self.batch
-            .scatter(shared, mover, stream, slots, &mut self.tally);
+            .scatter(shared, mover, stream, slots, &mut self.tally, |_| false);
         self.next = Next::Get;
         Step::More
     }

@@ -151,8 +151,10 @@ impl Parked {
     pub fn withdraw(&mut self, id: u64, last: u64) -> Option<Arc<Gate>> {
         let ticket = self.loads.get(&id).map_or(id, |load| load.ticket);
         let gate = self.discard(id, last);
-        // Without a load it was announced, and never came to be queued.
-        if !self.loads.contains_key(&id) {
+        // Without a load it was announced, and never came to be queued; unless it is a reservation of
+        // another request's that has the same number.
+        let others = self.requests.get(&ticket).is_some_and(|owner| *owner != id);
+        if !self.loads.contains_key(&id) && !others {
             self.announced.remove(&ticket);
         }
         gate

@@ -35,8 +35,10 @@ impl Worker {
         self.ended.next_pass();
         if is_ours {
             self.end_lives(&metadata);
-            let newest = metadata.runs().map(|run| run.generation).max();
-            self.newest_bound = self.newest_bound.max(newest.unwrap_or(0));
+            for run in metadata.runs() {
+                self.ended.bound(run.life());
+                self.newest_bound = self.newest_bound.max(run.generation);
+            }
         }
         let over = metadata.runs().map(Run::life);
         let mut dropped: Vec<_> = over.filter(|&life| self.is_over(life)).collect();
@@ -46,6 +48,7 @@ impl Worker {
             // Nothing of another's means here what it meant where it was built.
             saves_taken: !is_ours,
             dropped,
+            unsaved: Vec::new(),
             metadata: Arc::clone(&metadata),
         });
         if is_ours {
@@ -128,21 +131,24 @@ impl Worker {
     /// Blocks: no. Errors: what `bind` could not say, once; what ended a load thread, in every call.
     /// Announcements are taken all the same, and nothing that was to be reported is lost.
     pub fn get_finished(&mut self, finished: &[u64], loading: &[u64]) -> Result<Reported<'_>> {
+        self.hear_of_ended_lives();
+        // Beside its scheduler a worker hears which lives end, and has ended their loads by now.
+        let hears = self.shared.source() != 0;
         let mut queue = self.shared.finished.lock();
         for &id in finished {
-            // Every life of the id that is not newer than what was bound has ended by now. One that was
-            // built later and is not bound yet is known only beside its scheduler, which says so.
-            queue.announce(id, self.newest_bound);
-            if let Some(bound) = &mut self.bound
-                && let Some(generation) = bound.newest_life(id)
-                && !plant::is(Bug::EndKeepsSaves)
-            {
-                bound.drop_lives(std::iter::once((id, generation)));
+            let newest = self.ended.newest_bound(id);
+            // All that is queued under the id has ended by now, or delays the report for a while. One
+            // that was built and is not bound yet is known only beside its scheduler, which says so.
+            queue.announce(id, newest.unwrap_or(0));
+            // Elsewhere the newest life may be a later one than that which ended; that costs it
+            // saves, and never a load.
+            if let (false, Some(bound), Some(newest)) = (hears, &mut self.bound, newest) {
+                if !plant::is(Bug::EndKeepsSaves) {
+                    bound.unsaved.push((id, newest));
+                }
             }
         }
         drop(queue);
-        // Beside its scheduler a worker hears which lives end, and has ended their loads by now.
-        let hears = self.shared.source() != 0;
         let mut parked = self.shared.parked.lock();
         for &id in finished.iter().filter(|_| !hears) {
             parked.request_ended(id);
@@ -160,7 +166,11 @@ impl Worker {
         let mut queue = self.shared.finished.lock();
         queue.report(|id, generation| {
             self.saved_view.push(id);
-            self.ended.add((id, generation));
+            // What a worker hears of ended lives is exact; one that has heard nothing of this id can only
+            // take the newest that it bound.
+            if !hears && !self.ended.knows(id) && generation > 0 {
+                self.ended.add((id, generation));
+            }
         });
         drop(queue);
         self.shared.report(self.shared.source(), |report| {

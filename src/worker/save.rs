@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use super::Worker;
 use super::mover::Mover;
 use super::shared::Shared;
@@ -81,7 +83,9 @@ impl Worker {
         if self.shared.is_closed() {
             bail!(Closed, "wait_for_save: the worker was shut down");
         }
-        let queued = if metadata.saves().runs().iter().any(left) {
+        let dropped = bound.dropped.iter().chain(&bound.unsaved);
+        let saved = |run: &Run| bound.is_saved(run);
+        let queued = if metadata.saves().runs().iter().any(saved) {
             let (Some(mover), Some(saves)) = (&self.mover, &self.saves) else {
                 bail!(
                     BadState,
@@ -93,7 +97,7 @@ impl Worker {
                 Arc::clone(&self.shared),
                 Arc::clone(mover),
                 Arc::clone(&metadata),
-                bound.dropped.clone(),
+                dropped.copied().collect(),
                 event,
                 Arc::clone(&self.save_scratch),
             );
@@ -232,6 +236,13 @@ impl SaveItem {
         if scratch.pages.is_empty() {
             return;
         }
+        // Held while the cache is read, so that who has released a life's pages knows that they are
+        // not read any more.
+        let released = self.shared.released.lock();
+        self.drop_released(scratch, &released);
+        if scratch.pages.is_empty() {
+            return;
+        }
         for (slot, page) in scratch.pages.iter_mut().enumerate() {
             page.slot = slot as u32;
         }
@@ -244,6 +255,7 @@ impl SaveItem {
             .mover
             .memory
             .gather(Stream::default(), &scratch.pages, slots);
+        drop(released);
         if let Err(error) = gathered {
             tracing::error!("save: {error}");
             self.give_up(scratch);
@@ -287,6 +299,25 @@ impl SaveItem {
         stats
             .already_stored_pages
             .add((present.len() - scratch.pages.len()) as u64);
+    }
+
+    /// Takes pages out of the batch that are the engine's again.
+    fn drop_released(&self, scratch: &mut SaveScratch, released: &HashSet<Life>) {
+        if released.is_empty() {
+            return;
+        }
+        let blocks = std::mem::take(&mut scratch.blocks);
+        let wanted = |number: usize| {
+            let block: &BlockOf = &blocks[number];
+            !released.contains(&(block.request_id, block.generation))
+        };
+        scratch.keys.retain(wanted);
+        retain_by_index(&mut scratch.pages, wanted);
+        retain_by_index(&mut scratch.payloads, wanted);
+        let dropped = blocks.len() - scratch.pages.len();
+        self.shared.stats.dropped_save_pages.add(dropped as u64);
+        let kept = (0..blocks.len()).filter(|&number| wanted(number));
+        scratch.blocks = kept.map(|number| blocks[number]).collect();
     }
 
     fn note_outcomes(&self, scratch: &SaveScratch) {
@@ -410,6 +441,10 @@ impl Drop for SaveItem {
         self.drop_rest();
         let mut finished = self.shared.finished.lock();
         self.lives().for_each(|life| finished.end(life));
+        self.shared
+            .released
+            .lock()
+            .retain(|life| finished.is_queued(*life));
     }
 }
 

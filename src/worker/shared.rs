@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hashbrown::HashSet;
 use parking_lot::{Mutex, RwLock};
 
 use super::finished::Finished;
@@ -60,8 +61,12 @@ pub(super) struct Shared {
     /// The first error of a load thread: nothing that is loaded can be relied on any more.
     load_error: Mutex<Option<(Kind, String)>>,
     pub reports: Mutex<Reports>,
-    /// Lives that the scheduler forgot and the worker has not heard of.
+    /// Lives that the scheduler forgot and the worker has not heard of. Held while a synchronous load
+    /// writes a batch, so that nothing is written into their pages once they are in here.
     pub ended: Mutex<Vec<Life>>,
+    /// Lives with queued saves whose pages are the engine's again: they are not read any more. Held
+    /// while a batch is read.
+    pub released: Mutex<HashSet<Life>>,
     pub closed: AtomicBool,
     lookup_chunk_blocks: usize,
     scratch: Mutex<Vec<Scratch>>,
@@ -88,6 +93,7 @@ impl Shared {
             load_error: Mutex::default(),
             reports: Mutex::default(),
             ended: Mutex::default(),
+            released: Mutex::default(),
             closed: AtomicBool::new(false),
             lookup_chunk_blocks,
             scratch: Mutex::default(),
@@ -274,6 +280,12 @@ impl Shared {
         // Nobody takes them out after the end.
         if !self.is_closed() {
             self.ended.lock().push((request_id, generation));
+        }
+    }
+
+    pub fn life_released(&self, life: Life) {
+        if self.finished.lock().is_queued(life) {
+            self.released.lock().insert(life);
         }
     }
 

@@ -134,6 +134,10 @@ fn a_scheduler_that_is_made_anew_starts_new_lives() {
     struct Nobody;
     impl kvbridge::link::LocalWorker for Nobody {
         fn life_ended(&self, _: u64, _: u64) {}
+        fn life_released(&self, _: u64, _: u64) {}
+        fn has_transfers(&self, _: u64) -> bool {
+            false
+        }
         fn source(&self) -> u64 {
             1
         }
@@ -188,6 +192,10 @@ fn what_became_of_another_schedulers_pass_moves_no_watermark() {
         }
         fn take_report(&self, _: &mut kvbridge::link::Report) {}
         fn life_ended(&self, _: u64, _: u64) {}
+        fn life_released(&self, _: u64, _: u64) {}
+        fn has_transfers(&self, _: u64) -> bool {
+            false
+        }
         fn source(&self) -> u64 {
             1
         }

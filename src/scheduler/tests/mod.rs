@@ -43,6 +43,10 @@ impl LocalWorker for Fake {
     fn life_ended(&self, request_id: u64, generation: u64) {
         self.ended.lock().push((request_id, generation));
     }
+    fn life_released(&self, _: u64, _: u64) {}
+    fn has_transfers(&self, _: u64) -> bool {
+        false
+    }
     fn source(&self) -> u64 {
         7
     }

@@ -142,10 +142,10 @@ impl Worker {
             queue.announce(id, newest.unwrap_or(0));
             // Elsewhere the newest life may be a later one than that which ended; that costs it
             // saves, and never a load.
-            if let (false, Some(bound), Some(newest)) = (hears, &mut self.bound, newest) {
-                if !plant::is(Bug::EndKeepsSaves) {
-                    bound.unsaved.push((id, newest));
-                }
+            if let (false, Some(bound), Some(newest)) = (hears, &mut self.bound, newest)
+                && !plant::is(Bug::EndKeepsSaves)
+            {
+                bound.unsaved.push((id, newest));
             }
         }
         drop(queue);

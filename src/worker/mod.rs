@@ -54,6 +54,7 @@ use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Metadata, Run};
+use crate::plant::{self, Bug};
 use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
 use crate::sync::{Clock, SystemClock};
@@ -325,6 +326,11 @@ impl Worker {
         } else {
             // A lost load is an error for good; but these are not lost, they were given up here.
             shared.parked.lock().discard_all();
+        }
+        if plant::is(Bug::SleepForgotten) {
+            *self.shared.plan.write() = None;
+            self.mover = None;
+            return Ok(());
         }
         if let Some(loads) = &self.loads
             && !loads.wait_until(Some(self.load_timeout), || {

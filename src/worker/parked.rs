@@ -4,6 +4,7 @@
 use hashbrown::{HashMap, HashSet};
 
 use crate::metadata::Life;
+use crate::plant::{self, Bug};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// Stops one load. A batch is scattered under its lock, so that whoever passes the gate after
@@ -25,6 +26,9 @@ impl Gate {
 
     /// The load ends at its next step. Does not wait.
     pub fn close(&self) {
+        if plant::is(Bug::GateLeftOpen) {
+            return;
+        }
         self.closed.store(true, Ordering::Release);
     }
 
@@ -98,6 +102,9 @@ impl Parked {
             self.requests.remove(&earlier.ticket);
         }
         self.requests.insert(ticket, life.0);
+        if plant::is(Bug::AnnouncementLost) {
+            self.announced.remove(&ticket);
+        }
         self.running += 1;
         gate
     }
@@ -105,7 +112,7 @@ impl Parked {
     /// Whether somebody still waits for the load of this life.
     pub fn is_wanted(&self, life: Life) -> bool {
         let load = self.loads.get(&life.0);
-        load.is_some_and(|load| load.generation == life.1)
+        load.is_some_and(|load| load.generation == life.1) || plant::is(Bug::UnwantedFails)
     }
 
     /// The load of this life ended.
@@ -134,6 +141,9 @@ impl Parked {
         if self.loads.get(&id)?.generation > last {
             return None;
         }
+        if plant::is(Bug::DiscardedReported) {
+            return None;
+        }
         let load = self.loads.remove(&id)?;
         self.requests.remove(&load.ticket);
         load.gate.close();
@@ -145,7 +155,7 @@ impl Parked {
         let ticket = self.loads.get(&id).map_or(id, |load| load.ticket);
         let gate = self.discard(id, last);
         // Without a load it was announced, and never came to be queued.
-        if !self.loads.contains_key(&id) {
+        if !self.loads.contains_key(&id) && !plant::is(Bug::AnnouncementKept) {
             self.announced.remove(&ticket);
         }
         gate

@@ -91,8 +91,8 @@ pub trait LocalWorker: Send + Sync {
     /// read them any more either. Blocks: for the copy of one batch of a load or save at most.
     fn life_released(&self, request_id: u64, generation: u64);
 
-    /// Whether transfers of any life of the request are queued or run.
-    fn has_transfers(&self, request_id: u64) -> bool;
+    /// Whether transfers of the request are queued or run that a scheduler before this one ordered.
+    fn inherits_transfers(&self, request_id: u64) -> bool;
 
     /// What the scheduler writes into its metadata, so that this worker takes no other's. Not 0,
     /// which stands for any.

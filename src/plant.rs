@@ -76,6 +76,44 @@ bugs! {
         "a request that lost a page keeps its saves",
     ReplacementAppended "replacement-appended"
         "a page list that replaces the known one is added to it",
+    GateLeftOpen "gate-left-open"
+        "the load of a request that was reset goes on writing",
+    DiscardedReported "discarded-reported"
+        "a load whose request is gone is reported all the same",
+    LoadsTwice "loads-twice"
+        "a metadata that is bound again queues its asynchronous loads again",
+    FenceSkipped "fence-skipped"
+        "asynchronous loads do not wait for their fence",
+    LoadedEarly "loaded-early"
+        "an asynchronous load is reported when its last pages are in their slots",
+    FailedLands "failed-lands"
+        "an asynchronous load that lost a page is reported as landed",
+    FailedUntold "failed-untold"
+        "the scheduler does not hear of asynchronous loads that failed",
+    ParkedNotPinned "parked-not-pinned"
+        "the pages of a request whose load is on its way count as free",
+    EndedUntold "ended-untold"
+        "other ranks do not hear of lives that ended",
+    AnnouncementKept "announcement-kept"
+        "the announcement of a load outlives its request",
+    AnnouncementLost "announcement-lost"
+        "the announcement of a load that is not queued yet is lost",
+    NothingParked "nothing-parked"
+        "an asynchronous offer that is honoured with nothing does not travel",
+    SlotsKept "slots-kept"
+        "a load that ends early keeps its slots",
+    UnwantedFails "unwanted-fails"
+        "a load that nobody waits for can fail",
+    ParkedRuns "parked-runs"
+        "a step of a request is taken before its load was reported",
+    StaleAccepted "stale-accepted"
+        "a reservation that was replaced can still be accepted",
+    ReleaseIgnored "release-ignored"
+        "what is released of a reservation is loaded all the same",
+    WrongHolder "wrong-holder"
+        "a reservation can be accepted for another request",
+    SleepForgotten "sleep-forgotten"
+        "loads go on while the layout is unregistered, and touch its memory",
 }
 
 /// Whether this bug is planted.

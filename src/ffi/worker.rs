@@ -310,7 +310,9 @@ pub unsafe extern "C" fn kvb_worker_take_failed_loads(
 /// ended: then, and when all ranks reported it, it may run. One that lost a page is in
 /// kvb_worker_take_failed_async_loads too. Announcements persist, so call it every pass, also
 /// without ids. Of a life of a request that was announced as finished no load is reported any more;
-/// the id may come again meanwhile. An id that is announced again before it was reported is reported
+/// the id may come again meanwhile, and in both lists of
+/// one call it is a life that ended and the next one, whose load is announced by the first call after
+/// it was bound. An id that is announced again before it was reported is reported
 /// once: keep the set of ranks that reported it, not their number. An id whose pages were not pinned
 /// need not be announced.
 ///

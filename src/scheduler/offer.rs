@@ -261,7 +261,9 @@ impl Scheduler {
         if record.stage != Stage::Running {
             // An engine that was made an asynchronous offer parks the request however little of it
             // it honours.
-            let is_async = self.terms.async_load && record.offered.made;
+            let is_async = self.terms.async_load
+                && record.offered.made
+                && !(plant::is(Bug::NothingParked) && blocks.is_empty());
             if is_async {
                 self.to_park.push(request_id);
             }

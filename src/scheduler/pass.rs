@@ -56,6 +56,9 @@ impl Scheduler {
         self.keep_log(log);
         self.park(groups.len(), &mut metadata);
         metadata.set_ended(self.ended.drain(..));
+        if plant::is(Bug::EndedUntold) {
+            metadata.set_ended(std::iter::empty());
+        }
         tracing::debug!(
             "pass {}: {} requests, {} blocks to load, {} more for {} that wait for them, {} blocks to save",
             self.pass,
@@ -162,7 +165,7 @@ impl Scheduler {
         let restored = match &record.load {
             None => 0,
             Some(load) if load.is_async => {
-                if !load.counts {
+                if !load.counts && !plant::is(Bug::ParkedRuns) {
                     bail!(
                         Contradiction,
                         "request {id}: its asynchronous load was not reported yet; until then it waits outside the batch"

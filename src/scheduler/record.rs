@@ -152,7 +152,7 @@ impl Record {
 
     /// Something of it travelled: pages may be in flight on some rank until it is reported.
     pub fn may_be_in_flight(&self) -> bool {
-        self.ever_saved || self.is_parked()
+        self.ever_saved || (self.is_parked() && !plant::is(Bug::ParkedNotPinned))
     }
 
     /// Checks reported page lists against the groups and what is known, without entering them.

@@ -121,7 +121,7 @@ impl Scheduler {
         }
         self.drop_record(request_id);
         // Also what a scheduler before this one had queued.
-        if self.link.has_transfers(request_id) {
+        if self.link.inherits_transfers(request_id) {
             self.pinned.insert(request_id);
         }
         self.pinned.contains(&request_id)

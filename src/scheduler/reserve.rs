@@ -8,6 +8,7 @@ use super::record::{Record, Stage};
 use super::{GroupPages, Offer, Request, Scheduler};
 use crate::error::{Error, Kind, Result, bail};
 use crate::link::GroupInfo;
+use crate::plant::{self, Bug};
 
 /// A reservation that the engine accepts with a pass: what it still holds is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +59,9 @@ impl Scheduler {
                 record.offered.made = true;
             }
             _ => {
-                if let Some(earlier) = record.reservation.replace(reservation_id) {
+                if let Some(earlier) = record.reservation.replace(reservation_id)
+                    && !plant::is(Bug::StaleAccepted)
+                {
                     self.reservations.remove(&earlier);
                 }
                 self.reservations.insert(reservation_id, request.id);
@@ -92,6 +95,7 @@ impl Scheduler {
         }
         let left = remaining(&held, given, size).ok_or_else(refused)?;
         match &mut record.load {
+            _ if plant::is(Bug::ReleaseIgnored) => {}
             Some(load) => load.blocks = as_blocks(&left, size),
             None => record.offered.open = left,
         }
@@ -126,7 +130,8 @@ impl Scheduler {
     ) -> Result<()> {
         let size = self.block_tokens();
         let id = one.request_id;
-        if self.reservations.get(&one.reservation_id) != Some(&id) {
+        let holder = self.reservations.get(&one.reservation_id);
+        if holder != Some(&id) && !(plant::is(Bug::WrongHolder) && holder.is_some()) {
             return Ok(());
         }
         let Some(record) = held_by(&self.reservations, &mut self.records, one.reservation_id)
@@ -193,7 +198,8 @@ fn held_by<'a>(
 ) -> Option<&'a mut Record> {
     let record = records.get_mut(reservations.get(&reservation_id)?)?;
     let travelled = record.load.as_ref().is_some_and(|load| load.emitted);
-    let holds =
-        record.reservation == Some(reservation_id) && record.stage != Stage::Running && !travelled;
+    let holds = (record.reservation == Some(reservation_id) || plant::is(Bug::StaleAccepted))
+        && record.stage != Stage::Running
+        && !travelled;
     holds.then_some(record)
 }

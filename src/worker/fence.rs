@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
+use crate::plant::{self, Bug};
 use crate::sync::Mutex;
 
 /// Something to wait for, given by the engine with `bind`.
@@ -43,6 +44,9 @@ impl SharedFence {
         let Fence::Given(fence) = &self.fence else {
             return Ok(true);
         };
+        if plant::is(Bug::FenceSkipped) {
+            return Ok(true);
+        }
         let mut known = self.known.lock();
         if known.is_none() {
             *known = match fence.wait() {

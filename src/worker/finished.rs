@@ -73,9 +73,9 @@ impl Finished {
         self.drained = drained;
     }
 
-    /// Whether any life of `id` has queued items.
-    pub fn has_transfers(&self, id: u64) -> bool {
-        self.queued.range((id, 0)..=(id, u64::MAX)).next().is_some()
+    /// Lives with queued items.
+    pub fn lives(&self) -> impl Iterator<Item = Life> {
+        self.queued.keys().copied()
     }
 
     /// Whether this life has queued items.

@@ -52,6 +52,7 @@ use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Metadata, Run};
+use crate::plant::{self, Bug};
 use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
 use crate::sync::{Clock, SystemClock};
@@ -294,6 +295,11 @@ impl Worker {
         }
         let shared = Arc::clone(&self.shared);
         shared.give_up_loads();
+        if plant::is(Bug::SleepForgotten) {
+            *self.shared.plan.write() = None;
+            self.mover = None;
+            return Ok(());
+        }
         if let Some(loads) = &self.loads
             && !loads.wait_until(Some(self.load_timeout), || {
                 shared.parked.lock().running() == 0
@@ -423,8 +429,8 @@ impl LocalWorker for SchedulerLink {
         self.0.life_released((request_id, generation));
     }
 
-    fn has_transfers(&self, request_id: u64) -> bool {
-        self.0.finished.lock().has_transfers(request_id)
+    fn inherits_transfers(&self, request_id: u64) -> bool {
+        self.0.inherits_transfers(request_id)
     }
 
     fn source(&self) -> u64 {

@@ -16,6 +16,7 @@ use crate::error::{Error, Kind};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Metadata, Run};
+use crate::plant::{self, Bug};
 use crate::staging::Slots;
 use crate::stats::Phase;
 
@@ -56,7 +57,10 @@ impl Worker {
             return None;
         }
         let from = (metadata.source(), metadata.pass());
-        if self.parked_from.0 == from.0 && from.1 <= self.parked_from.1 {
+        if self.parked_from.0 == from.0
+            && from.1 <= self.parked_from.1
+            && !plant::is(Bug::LoadsTwice)
+        {
             // Bound again: each load travels once.
             return None;
         }
@@ -189,6 +193,12 @@ impl LoadItem {
             return Step::Done;
         }
         self.batch.get(shared, mover, slots, tally);
+        if plant::is(Bug::LoadedEarly) && tally.lost.is_empty() {
+            self.shared
+                .parked
+                .lock()
+                .end(self.run.life(), Ending::Landed);
+        }
         self.next = Next::Scatter;
         Step::More
     }
@@ -252,10 +262,12 @@ impl Drop for LoadItem {
     /// Runs when the item is done, was refused or dropped, or panicked: the request is told in any case.
     fn drop(&mut self) {
         self.begin();
-        if let Some(slots) = self.slots.take() {
+        let kept = plant::is(Bug::SlotsKept) && !self.complete;
+        if let Some(slots) = self.slots.take().filter(|_| !kept) {
             self.mover.load_slots.lock().push(slots);
         }
-        if !self.complete && self.tally.lost.is_empty() {
+        // A request without blocks lost none.
+        if !self.complete && self.tally.lost.is_empty() && self.run.blocks > 0 {
             self.tally
                 .lose(first_block(&self.run), || "it was given up".to_owned());
         }
@@ -277,8 +289,9 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
     }
     let failure = tally.settle(shared);
     if let Some(text) = &failure {
-        shared.report(source, |report| {
-            report.failed_loads.extend_from_slice(&tally.lost)
+        shared.report(source, |report| match plant::is(Bug::FailedUntold) {
+            true => {}
+            false => report.failed_loads.extend_from_slice(&tally.lost),
         });
         if !shared.terms.restarts_requests() {
             shared.keep_load_error(&Error::new(
@@ -294,6 +307,7 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
         run.life(),
         match failure {
             None => Ending::Landed,
+            Some(_) if plant::is(Bug::FailedLands) => Ending::Landed,
             Some(_) => Ending::Failed,
         },
     );

@@ -4,6 +4,7 @@
 use hashbrown::{HashMap, HashSet};
 
 use crate::metadata::Life;
+use crate::plant::{self, Bug};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// Stops one load. A batch is scattered under its lock, so that whoever passes the gate after
@@ -25,6 +26,9 @@ impl Gate {
 
     /// The load ends at its next step. Does not wait.
     pub fn close(&self) {
+        if plant::is(Bug::GateLeftOpen) {
+            return;
+        }
         self.closed.store(true, Ordering::Release);
     }
 
@@ -58,8 +62,6 @@ struct Load {
     ticket: u64,
     gate: Arc<Gate>,
     ending: Option<Ending>,
-    /// Announced since it began: an announcement before that may have been about an earlier life.
-    announced: bool,
 }
 
 /// A load that has ended and was announced.
@@ -94,13 +96,15 @@ impl Parked {
             ticket,
             gate: Arc::clone(&gate),
             ending: None,
-            announced: false,
         };
         if let Some(earlier) = self.loads.insert(life.0, load) {
             earlier.gate.close();
             self.requests.remove(&earlier.ticket);
         }
         self.requests.insert(ticket, life.0);
+        if plant::is(Bug::AnnouncementLost) {
+            self.announced.remove(&ticket);
+        }
         self.running += 1;
         gate
     }
@@ -108,7 +112,7 @@ impl Parked {
     /// Whether somebody still waits for the load of this life.
     pub fn is_wanted(&self, life: Life) -> bool {
         let load = self.loads.get(&life.0);
-        load.is_some_and(|load| load.generation == life.1)
+        load.is_some_and(|load| load.generation == life.1) || plant::is(Bug::UnwantedFails)
     }
 
     /// The load of this life ended.
@@ -127,10 +131,6 @@ impl Parked {
     /// The engine wants to hear of this load. Announcements persist until it is reported.
     pub fn announce(&mut self, ticket: u64) {
         self.announced.insert(ticket);
-        let id = self.requests.get(&ticket);
-        if let Some(load) = id.and_then(|id| self.loads.get_mut(id)) {
-            load.announced = true;
-        }
         self.ready.push(ticket);
     }
 
@@ -139,6 +139,9 @@ impl Parked {
     /// The gate to pass for who must know that nothing is written any more.
     pub fn discard(&mut self, id: u64, last: u64) -> Option<Arc<Gate>> {
         if self.loads.get(&id)?.generation > last {
+            return None;
+        }
+        if plant::is(Bug::DiscardedReported) {
             return None;
         }
         let load = self.loads.remove(&id)?;
@@ -154,17 +157,18 @@ impl Parked {
         // Without a load it was announced, and never came to be queued; unless it is a reservation of
         // another request's that has the same number.
         let others = self.requests.get(&ticket).is_some_and(|owner| *owner != id);
-        if !self.loads.contains_key(&id) && !others {
+        if !self.loads.contains_key(&id) && !others && !plant::is(Bug::AnnouncementKept) {
             self.announced.remove(&ticket);
         }
         gate
     }
 
-    /// The engine said that the request `id` ended, on a rank that does not hear which life that was. A
-    /// load that was announced is that life's: the engine has nothing of a later one to announce yet. One
-    /// that was not is a later life's, or ended before its first poll, and then nobody asks for it.
-    pub fn request_ended(&mut self, id: u64) {
-        if self.loads.get(&id).is_none_or(|load| load.announced) {
+    /// The engine said that the request `id` ended, on a rank that does not hear which life that was, and
+    /// that these loads are waited for. A load that is bound is announced by the next poll: one that is
+    /// not among them is that of the life that ended, and one that is belongs to the next.
+    pub fn request_ended(&mut self, id: u64, loading: &[u64]) {
+        let load = self.loads.get(&id);
+        if load.is_none_or(|load| !loading.contains(&load.ticket)) {
             self.withdraw(id, u64::MAX);
         }
     }

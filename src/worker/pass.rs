@@ -151,7 +151,7 @@ impl Worker {
         drop(queue);
         let mut parked = self.shared.parked.lock();
         for &id in finished.iter().filter(|_| !hears) {
-            parked.request_ended(id);
+            parked.request_ended(id, loading);
         }
         for &id in loading {
             parked.announce(id);

@@ -67,6 +67,8 @@ pub(super) struct Shared {
     /// Lives with queued saves whose pages are the engine's again: they are not read any more. Held
     /// while a batch is read.
     pub released: Mutex<HashSet<Life>>,
+    /// Lives that had queued transfers when the present scheduler came.
+    inherited: Mutex<Vec<Life>>,
     pub closed: AtomicBool,
     lookup_chunk_blocks: usize,
     scratch: Mutex<Vec<Scratch>>,
@@ -94,6 +96,7 @@ impl Shared {
             reports: Mutex::default(),
             ended: Mutex::default(),
             released: Mutex::default(),
+            inherited: Mutex::default(),
             closed: AtomicBool::new(false),
             lookup_chunk_blocks,
             scratch: Mutex::default(),
@@ -105,6 +108,7 @@ impl Shared {
         let mut reports = self.reports.lock();
         let free = reports.source == 0;
         if free {
+            *self.inherited.lock() = self.finished.lock().lives().collect();
             // From the process's random source, since metadata comes from other processes too.
             reports.source = RandomState::new().hash_one(std::process::id()).max(1);
         }
@@ -226,7 +230,9 @@ impl Shared {
 
     /// What is under way.
     pub fn gauges(&self) -> Gauges {
-        let loads = self.parked.lock().running();
+        // A load is in both counts, and leaves this one first: held together they never say too little.
+        let parked = self.parked.lock();
+        let loads = parked.running();
         Gauges {
             // A request has one or the other: it runs only after its load was reported.
             saves_in_flight: self.finished.lock().in_flight().saturating_sub(loads) as u64,
@@ -281,6 +287,16 @@ impl Shared {
         if !self.is_closed() {
             self.ended.lock().push((request_id, generation));
         }
+    }
+
+    pub fn inherits_transfers(&self, id: u64) -> bool {
+        let mut inherited = self.inherited.lock();
+        if inherited.is_empty() {
+            return false;
+        }
+        let finished = self.finished.lock();
+        inherited.retain(|life| finished.is_queued(*life));
+        inherited.iter().any(|life| life.0 == id)
     }
 
     pub fn life_released(&self, life: Life) {

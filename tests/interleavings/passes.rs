@@ -135,7 +135,7 @@ fn a_scheduler_that_is_made_anew_starts_new_lives() {
     impl kvbridge::link::LocalWorker for Nobody {
         fn life_ended(&self, _: u64, _: u64) {}
         fn life_released(&self, _: u64, _: u64) {}
-        fn has_transfers(&self, _: u64) -> bool {
+        fn inherits_transfers(&self, _: u64) -> bool {
             false
         }
         fn source(&self) -> u64 {
@@ -193,7 +193,7 @@ fn what_became_of_another_schedulers_pass_moves_no_watermark() {
         fn take_report(&self, _: &mut kvbridge::link::Report) {}
         fn life_ended(&self, _: u64, _: u64) {}
         fn life_released(&self, _: u64, _: u64) {}
-        fn has_transfers(&self, _: u64) -> bool {
+        fn inherits_transfers(&self, _: u64) -> bool {
             false
         }
         fn source(&self) -> u64 {

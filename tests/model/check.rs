@@ -6,7 +6,7 @@ use crate::oracle::shard;
 use crate::pool::{Call, Seen};
 use crate::random::Rng;
 use crate::setup::{PAGE, T};
-use crate::world::{Outcome, SLOTS, World, broken};
+use crate::world::{Outcome, SLOTS, State, World, broken};
 
 impl World<'_> {
     /// After every event.
@@ -14,10 +14,32 @@ impl World<'_> {
         self.check_log()?;
         for server in 0..self.servers.len() {
             for rank in 0..self.servers[server].ranks.len() {
-                let mut changed = None;
-                let cache = &mut self.servers[server].ranks[rank].cache;
-                cache.changes(|kind, page, _| changed = Some((kind, page)));
-                if let Some((kind, page)) = changed {
+                let host = &self.servers[server].ranks[rank];
+                // With threads the pages of loads are looked at when none is on its way.
+                let busy = self.threads
+                    && self.ways.parks
+                    && host.worker.handle().gauges().loads_in_flight > 0;
+                if busy {
+                    continue;
+                }
+                let mut changed = Vec::new();
+                let host = &mut self.servers[server].ranks[rank];
+                host.cache
+                    .changes(|kind, page, _| changed.push((kind, page)));
+                let mut late = false;
+                for gone in &mut host.gone {
+                    gone.changes(|_, _, _| late = true);
+                }
+                if late {
+                    broken!(
+                        "memory that was given back is not touched",
+                        "server {server} rank {rank}"
+                    );
+                }
+                for (kind, page) in changed {
+                    if self.threads && self.may_have_landed(server, rank, kind, page) {
+                        continue;
+                    }
                     broken!(
                         "only pages of running loads are written",
                         "server {server} rank {rank}: page {page} of kind {kind} was written to"
@@ -35,7 +57,7 @@ impl World<'_> {
     }
 
     /// Calls of the pool in events that are no step of an item.
-    fn check_log(&mut self) -> Outcome {
+    pub fn check_log(&mut self) -> Outcome {
         let log = std::mem::take(&mut self.pool.state().log);
         for seen in &log {
             self.check_page(seen)?;
@@ -74,22 +96,25 @@ impl World<'_> {
             std::thread::yield_now();
             return Ok(true);
         }
-        if self.items.is_empty() {
+        let saves = |index: &usize| self.items[*index].load.is_none();
+        let saves: Vec<usize> = (0..self.items.len()).filter(saves).collect();
+        if saves.is_empty() {
             return Ok(false);
         }
         // One thread works on one item after the other of its rank.
-        let index = rng.below(self.items.len());
+        let index = saves[rng.below(saves.len())];
         let own = (self.items[index].server, self.items[index].rank);
-        let index = self
-            .items
-            .iter()
-            .position(|item| (item.server, item.rank) == own)
-            .unwrap_or(index);
-        self.step(index)?;
+        let first = saves
+            .into_iter()
+            .find(|&index| (self.items[index].server, self.items[index].rank) == own);
+        self.step(first.unwrap_or(index))?;
         Ok(true)
     }
 
     fn step(&mut self, index: usize) -> Outcome {
+        if self.items[index].load.is_some() {
+            return self.step_load(index);
+        }
         self.check_log()?;
         let step = self.stepper.step(index);
         let log = std::mem::take(&mut self.pool.state().log);
@@ -184,7 +209,7 @@ impl World<'_> {
             for req in hosts
                 .reqs
                 .iter()
-                .filter(|req| !req.lost && req.is_admitted())
+                .filter(|req| !req.lost && req.state > State::Matched)
             {
                 for (rank, host) in hosts.ranks.iter().enumerate() {
                     for (kind, what) in self.setup.kinds.iter().enumerate() {
@@ -218,51 +243,94 @@ impl World<'_> {
     /// The history is over: everything ends, and everything is free.
     pub fn finish(&mut self) -> Outcome {
         self.tell(|| "the end: everything is finished".to_owned());
+        (0..self.servers.len()).for_each(|server| self.open_doors(server));
+        if !self.over {
+            self.end_all()?;
+        }
+        self.shut_down()
+    }
+
+    fn end_all(&mut self) -> Outcome {
         self.check_computed()?;
-        while !self.items.is_empty() {
+        while !self.items.is_empty() && !self.over {
             self.step(0)?;
         }
-        let rng = Rng::new(7);
         for server in 0..self.servers.len() {
-            self.do_take_failed(server, rng.clone())?;
-            while !self.servers[server].reqs.is_empty() {
-                // What is not computed yet never will be: all passes are thrown away.
+            if !self.over {
+                self.do_poll(server, Rng::new(self.tally.events as u64))?;
+            }
+            if !self.over {
+                self.end_requests(server)?;
+            }
+            if !self.over && self.tally.events.is_multiple_of(4) {
                 self.servers[server].built.clear();
-                self.end(server, 0, FinishReason::Ended, &mut Rng::new(1))?;
-            }
-            self.do_poll(server, rng.clone())?;
-            let start = std::time::Instant::now();
-            while self.threads && !self.servers[server].pins.is_empty() {
-                if start.elapsed().as_secs() > 20 {
-                    broken!("what has ended is reported", "still waiting after 20 s");
-                }
-                std::thread::yield_now();
-                self.do_poll(server, rng.clone())?;
-            }
-            self.check()?;
-            let hosts = &self.servers[server];
-            if !hosts.pins.is_empty() {
-                broken!(
-                    "in the end all is free",
-                    "{} requests are pinned",
-                    hosts.pins.len()
-                );
-            }
-            if hosts.free.iter().any(|free| free.len() != SLOTS) {
-                broken!("in the end all is free", "pages are missing");
-            }
-            if hosts.scheduler.live_requests() != 0 {
-                broken!("in the end all is free", "the scheduler keeps records");
+                self.still_loads(server)?;
+                self.end_requests(server)?;
             }
         }
+        Ok(())
+    }
+
+    fn end_requests(&mut self, server: usize) -> Outcome {
+        let rng = Rng::new(7);
+        self.do_take_failed(server, rng.clone())?;
+        while !self.servers[server].reqs.is_empty() {
+            // What is not computed yet never will be: all passes are thrown away.
+            self.servers[server].built.clear();
+            self.end(server, 0, FinishReason::Ended, &mut Rng::new(1))?;
+        }
+        self.do_poll(server, rng.clone())?;
+        let start = std::time::Instant::now();
+        while self.threads && !self.servers[server].pins.is_empty() && !self.over {
+            if start.elapsed().as_secs() > 20 {
+                broken!("what has ended is reported", "still waiting after 20 s");
+            }
+            std::thread::yield_now();
+            self.do_poll(server, rng.clone())?;
+        }
+        if self.over {
+            return Ok(());
+        }
+        self.check()?;
+        let hosts = &self.servers[server];
+        if !hosts.pins.is_empty() {
+            broken!(
+                "in the end all is free",
+                "{} requests are pinned",
+                hosts.pins.len()
+            );
+        }
+        if hosts.free.iter().any(|free| free.len() != SLOTS) {
+            broken!("in the end all is free", "pages are missing");
+        }
+        if hosts.scheduler.live_requests() != 0 {
+            broken!("in the end all is free", "the scheduler keeps records");
+        }
+        Ok(())
+    }
+
+    fn shut_down(&mut self) -> Outcome {
         for hosts in &mut self.servers {
             for rank in &mut hosts.ranks {
-                let saving = rank.worker.handle().gauges().saves_in_flight;
-                if saving != 0 {
-                    broken!("in the end all is free", "{saving} saves are in flight");
+                let handle = rank.worker.handle();
+                let start = std::time::Instant::now();
+                // Nobody waits for loads of requests that were reset.
+                while self.threads && handle.gauges().loads_in_flight > 0 {
+                    if start.elapsed().as_secs() > 20 {
+                        break;
+                    }
+                    std::thread::yield_now();
                 }
+                let before = handle.gauges();
                 if let Err(error) = rank.worker.shutdown(std::time::Duration::from_secs(10)) {
                     broken!("a legal call is not refused", "shutdown: {error}");
+                }
+                let after = handle.gauges();
+                for (gauges, free) in [(before, !self.over), (after, true)] {
+                    let flying = gauges.saves_in_flight + gauges.loads_in_flight;
+                    if free && flying + gauges.loads_queued > 0 {
+                        broken!("in the end all is free", "in flight: {gauges:?}");
+                    }
                 }
             }
         }

@@ -16,7 +16,8 @@ impl World<'_> {
         let mut built = hosts.built.iter();
         let mut bound = hosts.bound.iter().filter(|pass| !pass.started);
         self.setup.world == 1
-            || !built.any(|pass| pass.plans.iter().any(takes))
+            || !hosts.is_travelling(req.life)
+                && !built.any(|pass| pass.plans.iter().any(takes))
                 && !bound.any(|pass| pass.plans.iter().any(loads))
     }
 
@@ -50,7 +51,7 @@ impl World<'_> {
             req.lost_known && self.can_end(server, req)
         });
         let any = self.pick(server, &mut rng, |req| {
-            req.is_admitted() && self.can_end(server, req)
+            !req.pages.is_empty() && req.state > State::Matched && self.can_end(server, req)
         });
         let Some(at) = lost.or(any) else {
             return Ok(false);
@@ -74,11 +75,11 @@ impl World<'_> {
         if reason != FinishReason::Preempted {
             hosts.failed.remove(&id);
         }
-        let needed = req.emitted || hosts.pinned.contains(&id);
+        let needed = req.emitted || req.is_on_its_way() || hosts.pinned.contains(&id);
         if pinned != needed {
             broken!(
-                "pages stay exactly while saves may need them",
-                "finished {id}: {pinned}, but a save was emitted: {needed}"
+                "pages stay exactly while transfers may need them",
+                "finished {id}: {pinned}, but a transfer was emitted: {needed}"
             );
         }
         if reason == FinishReason::Preempted {
@@ -87,7 +88,11 @@ impl World<'_> {
         if req.lost && !req.lost_known {
             hosts.perhaps_failed.push(id);
         }
+        hosts.ended.push(req.life);
         let ranks = hosts.ranks.len();
+        // Here it is known at once.
+        self.forget_loads(server, 0..1, |life| life == req.life);
+        let hosts = &mut self.servers[server];
         if pinned {
             if !hosts.pinned.contains(&id) {
                 hosts.pinned.push(id);
@@ -108,23 +113,46 @@ impl World<'_> {
         Ok(true)
     }
 
-    pub fn do_poll(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
+    pub fn do_poll(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let loading = self.announce_loads(server, &mut rng);
         let announced = std::mem::take(&mut self.servers[server].announce);
         for pin in &mut self.servers[server].pins {
             pin.announced.fill(true);
         }
         let mut all = Vec::new();
-        for rank in 0..self.servers[server].ranks.len() {
+        let ranks = self.servers[server].ranks.len();
+        let over: Vec<u64> = self.servers[server]
+            .pins
+            .iter()
+            .filter(|pin| announced.contains(&pin.req.id))
+            .map(|pin| pin.req.life)
+            .collect();
+        self.forget_loads(server, 0..ranks, |life| over.contains(&life));
+        for rank in 0..ranks {
             let host = &mut self.servers[server].ranks[rank];
             for id in &announced {
                 if !host.awaited.contains(id) {
                     host.awaited.push(*id);
                 }
             }
-            let saved = match host.worker.get_finished(&announced, &[]) {
-                Ok(reported) => reported.saved.to_vec(),
+            let mut answer = host.worker.get_finished(&announced, &loading);
+            if std::mem::take(&mut host.owes_fence) {
+                if answer.is_ok() {
+                    broken!("a missing fence is said", "rank {rank}");
+                }
+                // What was announced is known all the same.
+                answer = host.worker.get_finished(&[], &[]);
+            }
+            let (saved, loaded) = match answer {
+                Ok(reported) => (reported.saved.to_vec(), reported.loaded.to_vec()),
+                Err(_) if self.threads && self.setup.world > 1 && self.ways.parks => {
+                    self.over = true;
+                    return Ok(true);
+                }
                 Err(error) => broken!("a legal call is not refused", "get_finished: {error}"),
             };
+            let failed = host.worker.take_failed_async_loads().to_vec();
+            self.take_loaded(server, rank, &loaded, &failed)?;
             for &id in &saved {
                 self.take_report(server, rank, id)?;
             }
@@ -136,7 +164,8 @@ impl World<'_> {
                     || items.any(|item| {
                         item.server == server
                             && item.rank == rank
-                            && item.parts.iter().any(|part| part.id == id)
+                            && (item.load.as_ref().is_some_and(|job| job.id == id)
+                                || item.parts.iter().any(|part| part.id == id))
                     });
                 if !in_flight {
                     broken!(
@@ -145,9 +174,10 @@ impl World<'_> {
                     );
                 }
             }
-            all.push(saved);
+            all.push((saved, loaded, failed));
         }
-        self.tell(|| format!("get_finished: {announced:?} announced, {all:?} reported"));
+        self.tell(|| format!("get_finished: {announced:?} and loads {loading:?} announced; saved, loaded, failed: {all:?}"));
+        self.admit_loaded(server, &mut rng);
         let pins = std::mem::take(&mut self.servers[server].pins);
         for pin in pins {
             if pin.reported.iter().all(|reported| *reported) {
@@ -184,14 +214,23 @@ impl World<'_> {
                         .parts
                         .iter()
                         .any(|part| part.life == pin.req.life && part.must)
+                    || item.is_load(server, rank, pin.req.life)
             });
             if in_flight {
                 broken!(
                     "pages in flight are not given back",
-                    "rank {rank} reports request {id} while a save of it is queued"
+                    "rank {rank} reports request {id} while a transfer of it is queued"
                 );
             }
             pin.reported[rank] = true;
+            let load = pin.req.load.as_ref().filter(|_| self.threads);
+            for block in load.map_or(0..0, |load| load.blocks.clone()) {
+                // What landed meanwhile was not looked at.
+                for (kind, what) in self.setup.kinds.iter().enumerate() {
+                    let page = pin.req.pages[what.group][block];
+                    hosts.ranks[rank].cache.accept(kind, page);
+                }
+            }
         }
         Ok(())
     }
@@ -244,7 +283,8 @@ impl World<'_> {
     pub fn is_quiet(&self, server: usize, req: &Req) -> bool {
         let hosts = &self.servers[server];
         let alone = self.setup.world == 1;
-        req.is_admitted()
+        req.state > State::Matched
+            && (alone || !req.is_landing() && !hosts.is_travelling(req.life))
             && !self.is_saving(server, req.id, Some(req.life))
             && (alone || !hosts.is_busy(req.life) && !self.is_bound(server, req.life))
     }
@@ -254,6 +294,10 @@ impl World<'_> {
         let Some(at) = self.pick(server, &mut rng, |req| self.is_quiet(server, req)) else {
             return Ok(false);
         };
+        self.reset(server, at)
+    }
+
+    pub fn reset(&mut self, server: usize, at: usize) -> Outcome<bool> {
         let hosts = &mut self.servers[server];
         let req = hosts.reqs[at].clone();
         hosts.scheduler.reset(req.id);
@@ -263,8 +307,11 @@ impl World<'_> {
     }
 
     pub fn can_restart(&self, server: usize, req: &Req) -> bool {
-        req.state == State::Running
-            && self.is_quiet(server, req)
+        // The next question tells that it is another life.
+        let ran = req.state == State::Running
+            || req.state == State::Allocated && req.is_on_its_way()
+            || req.is_spoilt();
+        ran && self.is_quiet(server, req)
             && !self.servers[server].is_busy(req.life)
             && !self.is_bound(server, req.life)
     }
@@ -278,16 +325,18 @@ impl World<'_> {
         self.tell(|| format!("silent restart: request {}", req.id));
         self.start_over(server, at, &req);
         // Whether earlier saves are in flight is not known to the scheduler.
-        self.servers[server].reqs[at].emitted = req.emitted;
+        self.servers[server].reqs[at].emitted = req.emitted || req.is_on_its_way();
         Ok(true)
     }
 
-    fn start_over(&mut self, server: usize, at: usize, req: &Req) {
+    pub fn start_over(&mut self, server: usize, at: usize, req: &Req) {
         self.give_pages(server, &req.pages);
+        self.forget_loads(server, 0..1, |life| life == req.life);
         let hosts = &mut self.servers[server];
         if req.lost && !req.lost_known {
             hosts.perhaps_failed.push(req.id);
         }
+        hosts.ended.push(req.life);
         hosts.reqs[at] = again(req);
     }
 }

@@ -4,7 +4,7 @@ use crate::oracle::Oracle;
 use crate::passes::AHEAD;
 use crate::random::{Rng, mix};
 use crate::requests::MOST_REQS;
-use crate::setup::{SETUPS, Setup};
+use crate::setup::{SETUPS, Setup, Ways};
 use crate::world::{Failure, Outcome, State, Tally, World};
 
 macro_rules! kinds {
@@ -17,6 +17,18 @@ macro_rules! kinds {
 
             pub fn name(self) -> &'static str {
                 match self { $(Kind::$kind => $name,)* }
+            }
+
+            /// Whether it belongs to histories that go this way.
+            pub fn is_of(self, ways: &Ways) -> bool {
+                match self {
+                    Kind::LoadStep | Kind::Leave => ways.parks,
+                    Kind::Open => ways.fences,
+                    Kind::Release | Kind::Stale => ways.reserves,
+                    Kind::Cancel => !ways.reserves,
+                    Kind::Sleep => ways.sleeps,
+                    _ => true,
+                }
             }
         }
     };
@@ -34,6 +46,12 @@ kinds! {
     Save "wait for save",
     Drop "drop pass",
     Step "step of a save",
+    LoadStep "step of a load",
+    Open "a fence opens",
+    Leave "parked one leaves",
+    Release "release reserved",
+    Stale "stale reservation",
+    Sleep "sleep",
     TakeFailed "take failed loads",
     Finish "finish",
     Abort "cancel request",
@@ -105,6 +123,12 @@ impl World<'_> {
             Kind::Save => self.do_save(server, rng),
             Kind::Drop => self.do_drop(server, rng),
             Kind::Step => self.do_step(rng),
+            Kind::LoadStep => self.do_load_step(rng),
+            Kind::Open => self.do_open(server, rng),
+            Kind::Leave => self.do_leave(server, rng),
+            Kind::Release => self.do_release(server, rng),
+            Kind::Stale => self.do_stale(server, rng),
+            Kind::Sleep => self.do_sleep(server, rng),
             Kind::TakeFailed => self.do_take_failed(server, rng),
             Kind::Finish => self.do_finish(server, rng),
             Kind::Abort => self.do_abort(server, rng),
@@ -171,11 +195,21 @@ impl World<'_> {
         let matched = count(&|at| reqs[at].state == State::Matched);
         let ready = count(&|at| self.is_ready(server, at));
         let complete = count(&|at| self.is_complete(server, &reqs[at]));
-        let offered = count(&|at| reqs[at].state == State::Matched && !reqs[at].offered.is_empty());
+        let offered = count(&|at| self.can_cancel(&reqs[at]));
         let resets = count(&|at| self.is_quiet(server, &reqs[at]));
         let restarts = count(&|at| self.can_restart(server, &reqs[at]));
         let repages = count(&|at| self.can_change_pages(server, &reqs[at]));
         let lost = count(&|at| reqs[at].lost_known);
+        let parked = count(&|at| reqs[at].state == State::Parked);
+        let spoilt = count(&|at| reqs[at].is_spoilt());
+        let to_build = count(&|at| match reqs[at].state {
+            State::Parked => !reqs[at].is_on_its_way(),
+            State::Accepting => true,
+            _ => false,
+        });
+        let loads = self.items.iter().filter(|item| item.load.is_some()).count();
+        let saves = self.items.len() - loads;
+        let ways = self.ways;
         let waiting = count(&|at| reqs[at].state == State::Waiting);
         let few = reqs.len() < MOST_REQS * 3 / 4;
         let if_any = |count: usize, weight: usize| if count > 0 { weight } else { 0 };
@@ -194,11 +228,14 @@ impl World<'_> {
         vec![
             (Kind::Match, if_any(waiting, 10) + if few { 12 } else { 1 }),
             (Kind::Requery, if_any(matched, 6)),
-            (Kind::Cancel, if_any(offered, 11)),
+            (
+                Kind::Cancel,
+                if_any(usize::from(!ways.reserves) * offered, 11),
+            ),
             (Kind::Allocate, if_any(matched, 20)),
             (
                 Kind::Build,
-                match (hosts.built.len(), ready) {
+                match (hosts.built.len(), ready + to_build) {
                     (AHEAD.., _) => 0,
                     (0, 1..) if at_rest => 30,
                     (_, 0) => 1,
@@ -216,18 +253,30 @@ impl World<'_> {
                 Kind::Drop,
                 if_any(usize::from(!at_rest) + hosts.built.len(), 4),
             ),
+            (Kind::Step, if_any(saves, 16 + 6 * saves.min(4))),
+            (Kind::LoadStep, if_any(loads, 20 + 8 * loads.min(4))),
+            (Kind::Open, if_any(hosts.doors.len(), 14)),
+            (Kind::Leave, if_any(parked, 8) + if_any(spoilt, 30)),
             (
-                Kind::Step,
-                if_any(self.items.len(), 16 + 6 * self.items.len().min(4)),
+                Kind::Release,
+                if_any(usize::from(ways.reserves) * offered, 11),
+            ),
+            (Kind::Stale, 3 * usize::from(ways.reserves)),
+            (
+                Kind::Sleep,
+                2 * usize::from(ways.sleeps && !reqs.is_empty()),
             ),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
-            (Kind::Finish, if_any(complete, 20)),
+            (Kind::Finish, if_any(complete, 31)),
             (Kind::Abort, if_any(reqs.len(), 2)),
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
-            (Kind::Poll, 2 + if_any(hosts.announce.len(), 6)),
+            (
+                Kind::Poll,
+                2 + if_any(hosts.announce.len(), 6) + if_any(parked, 8),
+            ),
             (Kind::Reset, if_any(resets, 2)),
-            (Kind::Restart, if_any(restarts, 19)),
-            (Kind::Repage, if_any(repages, 24)),
+            (Kind::Restart, if_any(restarts, 32)),
+            (Kind::Repage, if_any(repages, 36)),
             (Kind::Evict, 2),
             (Kind::Damage, 2),
             (Kind::FailExist, 2),
@@ -279,7 +328,7 @@ pub fn generate(bench: &mut Bench, setup: usize, seed: u64, threads: bool) -> Ru
     let mut run = with_world(bench, &history, false, |world, events| {
         // An event that has nothing to apply to is not part of the history.
         for _ in 0..4 * wanted {
-            if events.len() == wanted {
+            if events.len() == wanted || world.over {
                 break;
             }
             let event = world.choose(&mut rng);
@@ -300,6 +349,9 @@ pub fn replay(bench: &mut Bench, history: &History, story: bool) -> Run {
     let given = history.events.clone();
     with_world(bench, history, story, |world, events| {
         for &event in &given {
+            if world.over {
+                break;
+            }
             events.push(event);
             world.run(event)?;
         }
@@ -314,7 +366,12 @@ fn with_world(
     body: impl FnOnce(&mut World<'_>, &mut Vec<Event>) -> Outcome,
 ) -> Run {
     let setup: &'static Setup = &SETUPS[history.setup];
-    let mut world = World::new(setup, &mut bench.oracles[history.setup], history.threads);
+    let mut world = World::new(
+        setup,
+        Ways::new(history.seed),
+        &mut bench.oracles[history.setup],
+        history.threads,
+    );
     if story {
         world.story = Some(Vec::new());
     }

@@ -77,7 +77,14 @@ impl World<'_> {
         let mut errors = Vec::new();
         let mut bad = Vec::new();
         for rank in &mut hosts.ranks {
-            errors.push(rank.worker.start_load(Stream::default()).err());
+            let mut error = rank.worker.start_load(Stream::default()).err();
+            if std::mem::take(&mut rank.owes_fence) {
+                if error.is_none() {
+                    broken!("a missing fence is said", "start_load");
+                }
+                error = rank.worker.start_load(Stream::default()).err();
+            }
+            errors.push(error);
             let log = std::mem::take(&mut self.pool.state().log);
             // The scheduler hears of what the first rank does not get.
             if errors.len() == 1 {
@@ -90,8 +97,19 @@ impl World<'_> {
             }
         }
         self.tell(|| format!("start_load: pass {number}, errors {errors:?}"));
+        if self.threads && self.ways.parks {
+            // An asynchronous load failed meanwhile.
+            self.over = self.setup.world > 1 && errors.iter().any(Option::is_some);
+            if self.over {
+                return Ok(true);
+            }
+        }
         // Whatever landed belongs there.
         for rank in 0..self.servers[server].ranks.len() {
+            if self.threads && self.ways.parks {
+                // No pass loads anything, but others may do so now.
+                break;
+            }
             let mut changed = Vec::new();
             let cache = &mut self.servers[server].ranks[rank].cache;
             cache.changes(|kind, page, now| changed.push((kind, page, *now)));

@@ -5,8 +5,9 @@
 //!
 //! - `setup.rs`: the engines that histories run on; `oracle.rs`: what a page must hold
 //! - `pool.rs`: a pool that fails on command; `memory.rs`: caches whose every byte is watched
-//! - `world.rs`: servers, requests, passes; `requests.rs`, `passes.rs`, `loads.rs`, `ends.rs`: what
-//!   engines do
+//! - `world.rs`: servers, requests, passes; `requests.rs`, `offers.rs`, `passes.rs`, `loads.rs`,
+//!   `ends.rs`: what engines do
+//! - `parked.rs`: asynchronous loads; `reserve.rs`: reservations; `sleep.rs`: layouts go and come
 //! - `check.rs`: what must hold; `history.rs`, `shrink.rs`: random histories, and short ones
 //! - `plants.rs`: bugs that are planted to see that they are found
 
@@ -22,14 +23,18 @@ mod ends;
 mod history;
 mod loads;
 mod memory;
+mod offers;
 mod oracle;
+mod parked;
 mod passes;
 mod plants;
 mod pool;
 mod random;
 mod requests;
+mod reserve;
 mod setup;
 mod shrink;
+mod sleep;
 mod world;
 
 use std::process::ExitCode;
@@ -37,7 +42,7 @@ use std::time::Instant;
 
 use history::{Bench, Kind, Run, generate};
 use random::mix;
-use setup::SETUPS;
+use setup::{SETUPS, Ways};
 use world::Tally;
 
 /// What was asked for on the command line.
@@ -105,18 +110,25 @@ fn wanted() -> Result<Wanted, String> {
 struct Total {
     histories: u64,
     sums: Tally,
+    /// Per kind, events of histories in which it may occur.
+    bases: [u64; Kind::ALL.len()],
     events: Vec<usize>,
     live: Vec<usize>,
 }
 
 impl Total {
-    fn add(&mut self, tally: &Tally) {
+    fn add(&mut self, tally: &Tally, ways: &Ways) {
         self.histories += 1;
         self.events.push(tally.events);
         self.live.push(tally.most_live);
         for (sum, count) in self.sums.kinds.iter_mut().zip(tally.kinds) {
             *sum += count;
         }
+        let all: u64 = tally.kinds.iter().sum();
+        for (base, kind) in self.bases.iter_mut().zip(Kind::ALL) {
+            *base += all * u64::from(kind.is_of(ways));
+        }
+        self.sums.parked += tally.parked;
         self.sums.saved_pages += tally.saved_pages;
         self.sums.loaded_pages += tally.loaded_pages;
         self.sums.failed_loads += tally.failed_loads;
@@ -138,16 +150,16 @@ impl Total {
         if events < 40 || live < 4 {
             lacks.push("the median history is too small".to_owned());
         }
-        for (kind, count) in Kind::ALL.iter().zip(self.sums.kinds) {
-            let share = count as f64 * 100.0 / all.max(1) as f64;
+        for ((kind, count), base) in Kind::ALL.iter().zip(self.sums.kinds).zip(self.bases) {
+            let share = count as f64 * 100.0 / base.max(1) as f64;
             println!("  {:<20} {count:>9}  {share:5.2} %", kind.name());
             if share < 1.0 {
                 lacks.push(format!("{}: less than 1 % of the events", kind.name()));
             }
         }
         println!(
-            "  {} pages put, {} to be loaded, {} requests lost pages",
-            self.sums.saved_pages, self.sums.loaded_pages, self.sums.failed_loads
+            "  {} pages put, {} to be loaded, {} requests parked, {} lost pages",
+            self.sums.saved_pages, self.sums.loaded_pages, self.sums.parked, self.sums.failed_loads
         );
         lacks
     }
@@ -173,7 +185,7 @@ fn search(
         let seed = mix(wanted.seed, number);
         let setup = setups[number as usize % setups.len()];
         let run = generate(bench, setup, seed, threads);
-        total.add(&run.tally);
+        total.add(&run.tally, &Ways::new(seed));
         if run.failure.is_some() {
             return Some(run);
         }

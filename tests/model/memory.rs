@@ -36,8 +36,9 @@ impl Memory {
 
     fn read(&self, at: usize, out: &mut [u8]) {
         assert!(at + out.len() <= self.room.size());
-        // SAFETY: inside the allocation, as was just checked; nothing of ours writes meanwhile, and
-        // the library writes only inside calls that have returned.
+        // SAFETY: inside the allocation, as was just checked; nothing of ours writes meanwhile. The
+        // library writes only inside calls that have returned, or for loads whose pages are not read
+        // before they were reported.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(at), out.as_mut_ptr(), out.len()) };
     }
 
@@ -50,7 +51,7 @@ impl Memory {
 
     fn equals(&self, bytes: &[u8]) -> bool {
         assert_eq!(bytes.len(), self.room.size());
-        // SAFETY: the whole allocation, initialised, and nobody writes it now.
+        // SAFETY: the whole allocation, initialised, and nobody writes it now: no load is in flight.
         let own = unsafe { std::slice::from_raw_parts(self.start, bytes.len()) };
         own == bytes
     }
@@ -165,6 +166,12 @@ impl Cache {
             }
             at += region.size;
         }
+    }
+
+    /// Takes a page as it is now.
+    pub fn accept(&mut self, kind: usize, page: i32) {
+        let now = self.read(kind, page);
+        self.write(kind, page, 0, &now);
     }
 
     /// Every page that is not as its owner left it, once: kind, page, what is there now.

@@ -9,7 +9,7 @@ use kvbridge::layout::Part;
 use kvbridge::page::seal;
 
 use crate::random::{mix, scramble};
-use crate::setup::{PAGE, Setup, T};
+use crate::setup::{PAGE, Setup, T, Ways};
 
 pub type Page = [u8; PAGE];
 
@@ -67,7 +67,7 @@ pub struct Oracle {
 
 impl Oracle {
     pub fn new(setup: &Setup) -> Self {
-        let config = setup.config(&setup.servers[0]);
+        let config = setup.config(&setup.servers[0], &Ways::default());
         let naming = Naming {
             scheme: Scheme::Kvb1,
             namespace: config.namespace().to_owned(),

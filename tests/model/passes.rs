@@ -6,10 +6,11 @@ use kvbridge::device::Stream;
 use kvbridge::keys::Tokens;
 use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::{GroupPages, Step};
-use kvbridge::worker::Fence;
 
 use crate::oracle::{add_token, next_token};
+use crate::parked::fence;
 use crate::random::{Rng, mix};
+use crate::reserve::accepted;
 use crate::setup::T;
 use crate::world::{Item, Outcome, Part, Pass, Plan, State, World, broken};
 
@@ -21,7 +22,9 @@ impl World<'_> {
     pub fn is_ready(&self, server: usize, at: usize) -> bool {
         let hosts = &self.servers[server];
         let req = &hosts.reqs[at];
-        req.is_admitted()
+        // What a reservation holds is settled with the step.
+        let accepts = req.state == State::Accepting && req.load.is_none();
+        (req.is_admitted() || accepts)
             // The engine takes failures before it builds.
             && !req.lost
             && !hosts.is_busy(req.life)
@@ -44,9 +47,16 @@ impl World<'_> {
                 plans.push((at, plan));
             }
         }
-        if plans.is_empty() && !rng.chance(1, 8) {
+        let ready: Vec<usize> = plans.iter().map(|plan| plan.0).collect();
+        let accepts = self.acceptances(server, &ready, &mut rng);
+        let waits = self.servers[server]
+            .reqs
+            .iter()
+            .any(|req| req.state == State::Parked && !req.is_on_its_way());
+        if plans.is_empty() && accepts.is_empty() && !waits && !rng.chance(1, 8) {
             return Ok(false);
         }
+        self.try_parked_steps(server, &mut rng)?;
         let hosts = &mut self.servers[server];
         let reqs = &hosts.reqs;
         let groups = self.setup.groups;
@@ -80,10 +90,27 @@ impl World<'_> {
                 scheduled_tokens: plan.scheduled as u64,
             })
             .collect();
-        let metadata = match hosts.scheduler.build(&steps) {
+        let whole: Vec<Vec<GroupPages<'_>>> = accepts
+            .iter()
+            .map(|(_, at)| whole_lists(groups, &reqs[*at].pages))
+            .collect();
+        let accepting: Vec<_> = accepts
+            .iter()
+            .zip(&whole)
+            .map(|((id, at), pages)| accepted((*id, reqs[*at].id), pages))
+            .collect();
+        let metadata = match hosts.scheduler.build_accepting(&steps, &accepting) {
             Ok(metadata) => metadata,
             Err(error) => broken!("a legal call is not refused", "build: {error}"),
         };
+        for (id, at) in &accepts {
+            let req = &mut hosts.reqs[*at];
+            if req.load.is_some() && req.state == State::Accepting && req.reservation == Some(*id) {
+                req.state = State::Parked;
+            }
+        }
+        let parks = self.check_parks(server, &metadata)?;
+        let hosts = &mut self.servers[server];
         hosts.builds += 1;
         let number = hosts.builds;
         let mut text = String::new();
@@ -93,14 +120,19 @@ impl World<'_> {
             req.told = req.pages.iter().map(Vec::len).collect();
             req.replace = false;
             req.state = State::Running;
+            req.load = None;
             req.emitted |= !plan.due.is_empty();
             text += &format!(
                 " [request {}: {} at {}, blocks {:?} restored, {:?} due]",
                 plan.id, plan.scheduled, plan.from, plan.restore, plan.due
             );
         }
+        let ended = std::mem::take(&mut hosts.ended);
+        text += &format!(" {accepts:?} accepted, lives {parks:?} parked");
         hosts.built.push_back(Pass {
             metadata,
+            parks,
+            ended,
             number,
             plans: plans.into_iter().map(|(_, plan)| plan).collect(),
             started: false,
@@ -110,6 +142,69 @@ impl World<'_> {
         });
         self.tell(|| format!("build: pass {number}{text}"));
         Ok(true)
+    }
+
+    /// The loads that a metadata carries are those that were settled, each once.
+    fn check_parks(&mut self, server: usize, metadata: &Metadata) -> Outcome<Vec<u64>> {
+        let mut parks = Vec::new();
+        for run in metadata.parked().runs() {
+            let (first, count) = (run.first_block as usize, run.blocks as usize);
+            let wanted = |req: &&mut crate::world::Req| {
+                req.state == State::Parked && req.id == run.request_id
+            };
+            let req = self.servers[server].reqs.iter_mut().find(wanted);
+            let load = req.and_then(|req| Some((req.life, req.load.as_mut()?)));
+            let due = load.filter(|(_, load)| {
+                let blocks = load.blocks.clone();
+                let same = blocks.is_empty() && count == 0 || blocks == (first..first + count);
+                !load.emitted && same && load.ticket == run.ticket
+            });
+            let Some((life, load)) = due else {
+                broken!(
+                    "each load travels once",
+                    "request {}: {run:?}",
+                    run.request_id
+                );
+            };
+            load.emitted = true;
+            parks.push(life);
+        }
+        self.tally.parked += parks.len() as u64;
+        let mut reqs = self.servers[server].reqs.iter();
+        if let Some(left) = reqs.find(|req| req.state == State::Parked && !req.is_on_its_way()) {
+            broken!("each load travels once", "request {} is left out", left.id);
+        }
+        Ok(parks)
+    }
+
+    /// A request whose load was not reported must not run.
+    fn try_parked_steps(&mut self, server: usize, rng: &mut Rng) -> Outcome {
+        let parked = |req: &crate::world::Req| req.state == State::Parked && !req.is_spoilt();
+        let at = self.pick(server, rng, |req| parked(req));
+        let Some(at) = at.filter(|_| rng.chance(1, 3)) else {
+            return Ok(());
+        };
+        let hosts = &mut self.servers[server];
+        let req = &hosts.reqs[at];
+        // Under TP another rank may be the one that is not done.
+        if req.load.as_ref().is_some_and(|load| load.reported[0]) {
+            return Ok(());
+        }
+        let step = Step {
+            request_id: req.id,
+            new_tokens: Tokens::I32(&req.tokens[..req.prompt]),
+            pages: &[],
+            computed_position: req.computed as u64,
+            scheduled_tokens: 1,
+        };
+        if hosts.scheduler.build(&[step]).is_ok() {
+            broken!(
+                "an illegal call is refused",
+                "request {} runs before its load was reported",
+                req.id
+            );
+        }
+        Ok(())
     }
 
     /// What a request does in the next pass; its pages are allocated here.
@@ -185,7 +280,7 @@ impl World<'_> {
     }
 
     /// The next pass takes the place of the bound one, which may not have run.
-    pub fn do_bind(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
+    pub fn do_bind(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
         let Some(pass) = self.servers[server].built.pop_front() else {
             return Ok(false);
         };
@@ -200,20 +295,50 @@ impl World<'_> {
         }
         let mut bytes = Vec::new();
         pass.metadata.encode(&mut bytes);
+        let carries = !pass.parks.is_empty();
+        let doors = self.fences(server, carries, &mut rng);
+        let ended = pass.ended.clone();
+        let ranks = self.servers[server].ranks.len();
         let old = self.servers[server].bound.replace(pass);
-        let hosts = &mut self.servers[server];
-        for (rank, host) in hosts.ranks.iter_mut().enumerate() {
+        // Once more, when nothing of it can be cut short.
+        let again = self.parks(server) && rng.chance(1, 8);
+        for (rank, door) in doors.iter().enumerate() {
+            let before = self.pending_loads(carries);
+            let hosts = &mut self.servers[server];
             let metadata = match rank {
                 0 => hosts.bound.as_ref().map(|pass| Arc::clone(&pass.metadata)),
                 _ => Some(Arc::new(Metadata::decode(&bytes).unwrap())),
             };
-            host.worker.bind(metadata.unwrap(), Fence::None);
+            let worker = &mut hosts.ranks[rank].worker;
+            let metadata = metadata.unwrap();
+            if again {
+                worker.bind(Arc::clone(&metadata), fence(door));
+            }
+            worker.bind(metadata, fence(door));
+            let queued = self.pending_loads(carries) - before;
+            self.queue_parked(server, rank, door, queued)?;
         }
+        self.forget_loads(server, 0..ranks, |life| ended.contains(&life));
         self.tell(|| format!("bind: pass {number}"));
         if let Some(old) = old.filter(|old| !old.started) {
             self.loads_never_started(server, &old);
         }
+        let broken = |rank: &crate::world::Rank| rank.is_broken;
+        if self.servers[server].ranks.iter().any(broken) {
+            self.break_down()?;
+        }
         Ok(true)
+    }
+
+    /// Loads that are pending, where somebody wants to know.
+    fn pending_loads(&self, wanted: bool) -> usize {
+        match wanted && !self.threads {
+            true => {
+                let pending = self.stepper.pending();
+                pending.iter().filter(|item| item.1 == "load").count()
+            }
+            false => 0,
+        }
     }
 
     pub fn do_forward(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
@@ -375,6 +500,7 @@ impl World<'_> {
         Item {
             server,
             rank,
+            load: None,
             parts,
         }
     }
@@ -389,6 +515,8 @@ impl World<'_> {
                 format!("drop: bound pass {}", pass.number)
             }
             // A later one rests on an earlier one only where that has run.
+            // Loads travel once: a pass that carries some is bound in any case.
+            _ if hosts.built.back().is_none_or(|pass| !pass.parks.is_empty()) => return Ok(false),
             _ => match hosts.built.pop_back() {
                 Some(pass) => format!("drop: built pass {}", pass.number),
                 None => return Ok(false),
@@ -397,4 +525,15 @@ impl World<'_> {
         self.tell(|| text);
         Ok(true)
     }
+}
+
+fn whole_lists<'a>(groups: &[u32], pages: &'a [Vec<i32>]) -> Vec<GroupPages<'a>> {
+    let lists = pages.iter().zip(groups);
+    let whole = |(indices, group): (&'a Vec<i32>, &u32)| GroupPages {
+        group: *group,
+        first_block: 0,
+        indices,
+        replace: false,
+    };
+    lists.map(whole).collect()
 }

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use kvbridge::keys::Tokens;
-use kvbridge::scheduler::{GroupPages, Request};
+use kvbridge::scheduler::GroupPages;
 
-use crate::oracle::{no_tokens, scope};
+use crate::oracle::no_tokens;
+use crate::parked::Load;
 use crate::random::Rng;
 use crate::setup::T;
-use crate::world::{LONGEST, Memo, Outcome, Req, State, World, broken};
+use crate::world::{LONGEST, Outcome, Req, State, World, broken};
 
 /// Requests that a server has at most.
 pub const MOST_REQS: usize = 7;
@@ -16,7 +16,8 @@ pub const MOST_REQS: usize = 7;
 impl World<'_> {
     /// The pool knows some prompts from before.
     pub fn stock_pool(&mut self, mut rng: Rng) {
-        for _ in 0..rng.below(6) {
+        let more = 5 * usize::from(self.ways.parks);
+        for _ in 0..rng.below(6) + more {
             let scope = usize::from(rng.chance(1, 8));
             let mut req = Req::new(0, scope);
             write_prompt(&mut req, &mut rng);
@@ -46,6 +47,18 @@ impl World<'_> {
         } else {
             return Ok(false);
         };
+        let most = (self.servers[server].reqs[at].tokens.len() - 1) / T;
+        let local = match rng.below(10) {
+            0..=6 => 0,
+            7..=8 => rng.below(most + 1) * T,
+            _ => rng.below(self.servers[server].reqs[at].tokens.len() + 1),
+        };
+        self.ask_anew(server, at, local, rng.below(12))?;
+        Ok(true)
+    }
+
+    /// A new life begins, with so many tokens in the engine's own cache.
+    pub fn ask_anew(&mut self, server: usize, at: usize, local: usize, more: usize) -> Outcome {
         self.lives += 1;
         let groups = self.setup.groups.len();
         let context = self.servers[server].place.context;
@@ -54,9 +67,10 @@ impl World<'_> {
         req.prompt = req.tokens.len();
         req.limit = match context {
             true => req.prompt,
-            false => LONGEST.min(req.prompt + rng.below(12)).max(req.prompt),
+            false => LONGEST.min(req.prompt + more).max(req.prompt),
         };
         req.memo = None;
+        (req.reservation, req.load) = (None, None);
         (req.restore, req.loaded) = (0..0, 0..0);
         (req.reported, req.computed, req.watermark) = (0, 0, 0);
         req.pages = vec![Vec::new(); groups];
@@ -64,15 +78,9 @@ impl World<'_> {
         (req.lost, req.lost_known, req.replace) = (false, false, false);
         req.retries.clear();
         req.perhaps.clear();
-        let most = (req.prompt - 1) / T;
-        req.local = match rng.below(10) {
-            0..=6 => 0,
-            7..=8 => rng.below(most + 1) * T,
-            _ => rng.below(req.prompt + 1),
-        };
+        req.local = local;
         req.state = State::Matched;
-        self.ask(server, at)?;
-        Ok(true)
+        self.ask(server, at)
     }
 
     fn arrive(&mut self, server: usize, rng: &mut Rng) -> usize {
@@ -91,23 +99,6 @@ impl World<'_> {
         reqs.len() - 1
     }
 
-    /// The same question again before anything was allocated.
-    pub fn do_requery(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
-        let Some(at) = self.pick(server, &mut rng, |req| req.state == State::Matched) else {
-            return Ok(false);
-        };
-        let req = &mut self.servers[server].reqs[at];
-        let most = (req.prompt - 1) / T;
-        // The local match grew, mostly.
-        req.local = match rng.below(4) {
-            0 => req.local,
-            1 => rng.below(most + 1) * T,
-            _ => (req.local / T + rng.below(3)).min(most) * T,
-        };
-        self.ask(server, at)?;
-        Ok(true)
-    }
-
     pub fn pick(
         &self,
         server: usize,
@@ -119,167 +110,7 @@ impl World<'_> {
         (!found.is_empty()).then(|| found[rng.below(found.len())])
     }
 
-    /// Blocks stored in all groups and shards from `from` on, up to block `most`.
-    fn stored_end(&self, req: &Req, from: usize, most: usize) -> usize {
-        let state = self.pool.state();
-        let mut block = from;
-        while block < most {
-            let keys = self.oracle.keys(self.oracle.block(&req.marks, block));
-            if keys.is_empty() || !keys.iter().all(|key| state.holds(key)) {
-                break;
-            }
-            block += 1;
-        }
-        block
-    }
-
-    /// Asks the scheduler, and holds its answer against what the pool has.
-    fn ask(&mut self, server: usize, at: usize) -> Outcome {
-        let req = self.servers[server].reqs[at].clone();
-        let hosts = &mut self.servers[server];
-        let request = Request {
-            id: req.id,
-            prompt: Tokens::I32(&req.tokens[..req.prompt]),
-            scope: scope(req.scope),
-            has_media: false,
-            context_only: hosts.place.context,
-        };
-        let faults = self.pool.state().failed[0];
-        let answer = hosts.scheduler.match_request(&request, req.local as u64);
-        let disturbed = self.pool.state().failed[0] > faults;
-        let (id, local) = (req.id, req.local);
-        let offer = match answer {
-            Ok(offer) => offer,
-            Err(error) => broken!("a legal call is not refused", "match {id}: {error}"),
-        };
-        let tokens = offer.tokens as usize;
-        self.tell(|| {
-            let (prompt, state) = (req.prompt, req.state);
-            format!("match: request {id}, {prompt} tokens, {local} local ({state:?}): {tokens} are offered")
-        });
-        let hosts = &self.servers[server];
-        let end = local + tokens;
-        if offer.is_async || !tokens.is_multiple_of(T) || (tokens > 0 && end >= req.prompt) {
-            broken!(
-                "an offer is whole blocks and leaves a token",
-                "request {id}: {offer:?} behind {local} of {} tokens",
-                req.prompt
-            );
-        }
-        let mut most = ((req.prompt - 1) / T).min(self.oracle.blocks(req.prompt));
-        let failed = hosts.failed.get(&id).copied();
-        if let Some((block, mark)) = failed
-            && req.prompt > block * T
-            && self.oracle.blocks(req.prompt) > block
-            && self.oracle.block(&req.marks, block) == mark
-        {
-            most = most.min(block);
-            if tokens > 0 && end > block * T {
-                broken!(
-                    "a block that failed is not offered again",
-                    "request {id}: {tokens} tokens behind {local}, but block {block} failed"
-                );
-            }
-        }
-        let mut expected = local;
-        let aligned = local.is_multiple_of(T);
-        let memo = req.memo.filter(|memo| memo.builds == hosts.builds);
-        let mut exact = !disturbed && !hosts.may_have_failed && !self.threads;
-        let mut memo_now = req.memo;
-        if hosts.reads() && aligned {
-            let fresh = self.stored_end(&req, local / T, most.max(local / T)) * T;
-            expected = match memo {
-                None => fresh,
-                // Asked before: the end stays, wherever the local match ends now.
-                Some(memo) if local >= memo.from => memo.end.max(local),
-                Some(memo) => {
-                    exact = false;
-                    memo.end.max(local)
-                }
-            };
-            expected = expected.min((most * T).max(local));
-            if memo.is_none() {
-                memo_now = Some(Memo {
-                    from: local,
-                    end,
-                    builds: hosts.builds,
-                });
-            }
-        }
-        if end > expected {
-            let known = memo.map_or("the pool", |_| "the answer before");
-            broken!(
-                "an offer is stored, or as said before",
-                "request {id}: tokens {local} … {end} are offered, {known} has them to {expected}"
-            );
-        }
-        if exact && end < expected {
-            broken!(
-                "everything stored is offered",
-                "request {id}: tokens {local} … {end} are offered, stored to {expected}"
-            );
-        }
-        let req = &mut self.servers[server].reqs[at];
-        req.offered = local..end;
-        req.memo = memo_now;
-        Ok(())
-    }
-
-    /// Part of the offer is given back.
-    pub fn do_cancel(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
-        let Some(at) = self.pick(server, &mut rng, |req| {
-            req.state == State::Matched && !req.offered.is_empty()
-        }) else {
-            return Ok(false);
-        };
-        let hosts = &mut self.servers[server];
-        let req = &mut hosts.reqs[at];
-        let open = req.offered.clone();
-        let blocks = 1 + rng.below((open.end - open.start) / T);
-        let (given, left) = match rng.chance(1, 2) {
-            true => {
-                let to = open.start + blocks * T;
-                (open.start..to, to..open.end)
-            }
-            false => {
-                let from = open.end - blocks * T;
-                (from..open.end, open.start..from)
-            }
-        };
-        let (from, to) = (given.start as u64, given.end as u64);
-        if open.end - open.start > 2 * T {
-            // A hole must not be cut.
-            let hole =
-                hosts
-                    .scheduler
-                    .cancel_load(req.id, (open.start + T) as u64, (open.end - T) as u64);
-            if hole.is_ok() {
-                broken!("an illegal call is refused", "a hole in {open:?}");
-            }
-        }
-        if let Err(error) = hosts.scheduler.cancel_load(req.id, from, to) {
-            broken!("a legal call is not refused", "cancel: {error}");
-        }
-        if left.is_empty() || left.start > open.start {
-            // The local match grew so far.
-            req.local = given.end;
-        }
-        let id = req.id;
-        req.offered = if left.is_empty() {
-            given.end..given.end
-        } else {
-            left
-        };
-        // What is asked now, and answered from memory, is not followed any further.
-        req.memo = req.memo.map(|memo| Memo {
-            from: usize::MAX,
-            ..memo
-        });
-        self.tell(|| format!("cancel: request {id}, tokens {from} … {to}"));
-        Ok(true)
-    }
-
-    fn take_pages(&mut self, server: usize, group: usize, count: usize) -> Vec<i32> {
+    pub fn take_pages(&mut self, server: usize, group: usize, count: usize) -> Vec<i32> {
         let free = &mut self.servers[server].free[group];
         free.split_off(free.len() - count)
     }
@@ -298,12 +129,34 @@ impl World<'_> {
         }) else {
             return Ok(false);
         };
-        let req = self.servers[server].reqs[at].clone();
+        let req = &self.servers[server].reqs[at];
         let offered = (req.offered.end - req.offered.start) / T;
         let honoured = match rng.below(5) {
             0 => rng.below(offered + 1),
             _ => offered,
         };
+        self.allocate(server, at, honoured, &mut rng)?;
+        Ok(true)
+    }
+
+    /// So many blocks of the offer are honoured.
+    pub fn allocate(
+        &mut self,
+        server: usize,
+        at: usize,
+        mut honoured: usize,
+        rng: &mut Rng,
+    ) -> Outcome {
+        let mut takes = self.servers[server].reqs[at].made;
+        if self.ways.reserves {
+            takes &= !rng.chance(1, 8);
+            match takes {
+                true => self.keep_part(server, at, honoured)?,
+                // What it was offered is left where it is.
+                false => honoured = 0,
+            }
+        }
+        let req = self.servers[server].reqs[at].clone();
         let first = req.offered.start / T;
         let restore: Range<usize> = if honoured > 0 {
             first..first + honoured
@@ -331,8 +184,10 @@ impl World<'_> {
             list.extend(self.take_pages(server, group, blocks - own_gap));
             pages.push(list);
         }
-        self.check_refusals(server, &req, honoured, &pages, &restore, &mut rng)?;
-        self.report_pages(server, req.id, honoured * T, &pages)?;
+        if !self.ways.reserves {
+            self.check_refusals(server, &req, honoured, &pages, &restore, rng)?;
+            self.report_pages(server, req.id, honoured * T, &pages)?;
+        }
         let local = if honoured > 0 {
             req.offered.start
         } else {
@@ -343,18 +198,32 @@ impl World<'_> {
             self.compute(server, &pages, token, mark);
         }
         let id = req.id;
+        let parks = takes && self.parks(server);
         let hosts = &mut self.servers[server];
+        let ranks = hosts.ranks.len();
         let req = &mut hosts.reqs[at];
-        req.told = pages.iter().map(Vec::len).collect();
+        req.told = match self.ways.reserves {
+            true => vec![0; pages.len()],
+            false => pages.iter().map(Vec::len).collect(),
+        };
         req.pages = pages;
-        req.restore = restore.clone();
         req.computed = local;
-        req.state = State::Allocated;
-        let pages = req.pages.clone();
+        if parks {
+            let ticket = req.reservation.unwrap_or(id);
+            req.load = Some(Load::new(ticket, restore.clone(), ranks));
+        } else {
+            req.restore = restore.clone();
+        }
+        req.state = match (self.ways.reserves && takes, parks) {
+            (true, _) => State::Accepting,
+            (false, true) => State::Parked,
+            (false, false) => State::Allocated,
+        };
+        let (pages, state) = (req.pages.clone(), req.state);
         self.tell(|| {
-            format!("allocate: request {id}, blocks {restore:?} honoured, {local} tokens local, pages {pages:?}")
+            format!("allocate: request {id}, blocks {restore:?} honoured, {local} tokens local, pages {pages:?}: {state:?}")
         });
-        Ok(true)
+        Ok(())
     }
 
     fn report_pages(

@@ -4,6 +4,8 @@ use kvbridge::config::Config;
 use kvbridge::engine::{DeviceChoice, Drafter, Engine, Serving};
 use kvbridge::layout::Part;
 
+use crate::random::{Rng, mix};
+
 /// Tokens per block.
 pub const T: usize = 4;
 /// Bytes of every page: eight per token.
@@ -153,6 +155,35 @@ pub const SETUPS: &[Setup] = &[
     },
 ];
 
+/// How the servers of a history are driven.
+#[derive(Clone, Copy, Default)]
+pub struct Ways {
+    /// Requests wait for their loads outside the batch.
+    pub parks: bool,
+    /// Load threads.
+    pub workers: usize,
+    /// Each metadata is bound with a fence.
+    pub fences: bool,
+    /// Offers are held by reservations.
+    pub reserves: bool,
+    /// The engine sleeps now and then.
+    pub sleeps: bool,
+}
+
+impl Ways {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(mix(seed, 0x7761));
+        let parks = rng.chance(1, 2);
+        Self {
+            parks,
+            workers: 1 + rng.below(3),
+            fences: rng.chance(1, 2) && parks,
+            reserves: rng.chance(1, 3),
+            sleeps: rng.chance(1, 4),
+        }
+    }
+}
+
 impl Setup {
     pub fn ranks(&self) -> usize {
         self.servers.len() * self.world as usize
@@ -162,16 +193,19 @@ impl Setup {
         (0..self.kinds.len()).filter(move |&kind| self.kinds[kind].group == group)
     }
 
-    pub fn config(&self, place: &Place) -> Config {
+    pub fn config(&self, place: &Place, ways: &Ways) -> Config {
         let text = format!(
             r#"{{"model_key": "m", "role": "{}", "namespace": "model", "transfer_batch_size": 3,
-                "staging_buffer_bytes": 4096, "kvbridge": {{"lookup_chunk_blocks": 2}}}}"#,
-            place.role
+                "staging_buffer_bytes": 4096, "async_load": {}, "async_load_workers": {},
+                "kvbridge": {{"lookup_chunk_blocks": 2}}}}"#,
+            place.role,
+            ways.parks,
+            ways.workers.max(1)
         );
         Config::from_json(text.as_bytes()).unwrap()
     }
 
-    pub fn engine(&self, place: &Place, rank: u32) -> Engine {
+    pub fn engine(&self, place: &Place, rank: u32, ways: &Ways) -> Engine {
         let (tp_rank, tp_size) = place.owner.unwrap_or((rank, self.world));
         Engine {
             tokens_per_block: T as u32,
@@ -193,7 +227,7 @@ impl Setup {
             },
             max_draft_len: Some(3),
             draft_shares_cache: true,
-            supplies_fences: false,
+            supplies_fences: ways.fences,
             device: DeviceChoice::Host,
         }
     }

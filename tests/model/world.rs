@@ -12,9 +12,10 @@ use kvbridge::worker::Worker;
 use crate::history::Kind;
 use crate::memory::Cache;
 use crate::oracle::{Oracle, add_token, no_tokens};
+use crate::parked::{Door, Job, Load};
 use crate::pool::Pool;
 use crate::random::mix;
-use crate::setup::{Place, Setup, T};
+use crate::setup::{Place, Setup, T, Ways};
 
 /// Pages per layer group and server.
 pub const SLOTS: usize = 36;
@@ -41,11 +42,15 @@ macro_rules! broken {
 }
 pub(crate) use broken;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum State {
     /// To be matched, anew or again.
     Waiting,
     Matched,
+    /// It has pages for an offer that a reservation holds, and that the next pass accepts.
+    Accepting,
+    /// It waits outside the batch for its asynchronous load.
+    Parked,
     Allocated,
     /// It was in a pass.
     Running,
@@ -75,7 +80,13 @@ pub struct Req {
     pub local: usize,
     /// Tokens.
     pub offered: Range<usize>,
+    /// The last answer was more than nothing.
+    pub made: bool,
     pub memo: Option<Memo>,
+    /// The id under which its offer is held.
+    pub reservation: Option<u64>,
+    /// Its asynchronous load, until it runs.
+    pub load: Option<Load>,
     /// Blocks that are to be loaded before it runs, and that were loaded.
     pub restore: Range<usize>,
     pub loaded: Range<usize>,
@@ -113,7 +124,10 @@ impl Req {
             state: State::Waiting,
             local: 0,
             offered: 0..0,
+            made: false,
             memo: None,
+            reservation: None,
+            load: None,
             restore: 0..0,
             loaded: 0..0,
             reported: 0,
@@ -152,6 +166,21 @@ impl Req {
         matches!(self.state, State::Allocated | State::Running)
     }
 
+    /// Its asynchronous load travelled, and it has not run since.
+    pub fn is_on_its_way(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.emitted)
+    }
+
+    /// Some rank may still write into its pages for that load.
+    pub fn is_landing(&self) -> bool {
+        self.state == State::Parked && self.is_on_its_way() && !self.is_spoilt()
+    }
+
+    /// Its load failed, and the engine knows.
+    pub fn is_spoilt(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.spoilt)
+    }
+
     pub fn has_pages(&self, block: usize) -> bool {
         let mut lists = self.pages.iter();
         lists.all(|pages| pages.get(block).is_some_and(|page| *page >= 0))
@@ -181,6 +210,10 @@ pub struct Pass {
     /// Number of builds up to it.
     pub number: u64,
     pub plans: Vec<Plan>,
+    /// Lives whose asynchronous loads it carries.
+    pub parks: Vec<u64>,
+    /// Lives that ended since the build before it.
+    pub ended: Vec<u64>,
     pub started: bool,
     pub forwarded: bool,
     pub saved: bool,
@@ -202,10 +235,11 @@ pub struct Pin {
     pub reported: Vec<bool>,
 }
 
-/// The saves of one pass on one rank.
+/// The saves of one pass, or the load of one request, on one rank.
 pub struct Item {
     pub server: usize,
     pub rank: usize,
+    pub load: Option<Job>,
     /// Lives with their blocks: what may be touched, and whether it must be.
     pub parts: Vec<Part>,
 }
@@ -229,6 +263,12 @@ pub struct Rank {
     /// An error is due, surely or perhaps: loads of a pass were dropped under TP.
     pub owes_error: bool,
     pub may_owe_error: bool,
+    /// What the last bind could not say is still to be said.
+    pub owes_fence: bool,
+    /// Nothing can be loaded any more.
+    pub is_broken: bool,
+    /// Where its cache was before the engine slept.
+    pub gone: Vec<Cache>,
 }
 
 pub struct Server {
@@ -250,6 +290,12 @@ pub struct Server {
     /// Ids of lives that lost a page and ended before the engine heard of it.
     pub perhaps_failed: Vec<u64>,
     pub may_have_failed: bool,
+    /// Lives that ended since the last build.
+    pub ended: Vec<u64>,
+    /// Fences that may still be closed.
+    pub doors: Vec<Arc<Door>>,
+    /// Number of the last reservation.
+    pub reservations: u64,
 }
 
 impl Server {
@@ -259,6 +305,11 @@ impl Server {
 
     pub fn writes(&self) -> bool {
         self.place.role != "consumer"
+    }
+
+    /// Whether a pass that is not bound yet carries the load of this life.
+    pub fn is_travelling(&self, life: u64) -> bool {
+        self.built.iter().any(|pass| pass.parks.contains(&life))
     }
 
     pub fn is_busy(&self, life: u64) -> bool {
@@ -278,10 +329,12 @@ pub struct Tally {
     pub saved_pages: u64,
     pub loaded_pages: u64,
     pub failed_loads: u64,
+    pub parked: u64,
 }
 
 pub struct World<'a> {
     pub setup: &'static Setup,
+    pub ways: Ways,
     pub oracle: &'a mut Oracle,
     pub pool: Arc<Pool>,
     pub stepper: Arc<Stepper>,
@@ -291,13 +344,15 @@ pub struct World<'a> {
     pub lives: u64,
     pub poison: u64,
     pub threads: bool,
+    /// An error that stays was met and looked at: nothing more happens.
+    pub over: bool,
     /// What happened, for people; only when asked for.
     pub story: Option<Vec<String>>,
     pub tally: Tally,
 }
 
 impl<'a> World<'a> {
-    pub fn new(setup: &'static Setup, oracle: &'a mut Oracle, threads: bool) -> Self {
+    pub fn new(setup: &'static Setup, ways: Ways, oracle: &'a mut Oracle, threads: bool) -> Self {
         let stepper = Stepper::new();
         let mode = match threads {
             true => Mode::Threads,
@@ -305,10 +360,10 @@ impl<'a> World<'a> {
         };
         let pool = Pool::new();
         let servers = setup.servers.iter().map(|place| {
-            let config = setup.config(place);
+            let config = setup.config(place, &ways);
             let ranks: Vec<Rank> = (0..setup.world)
                 .map(|rank| {
-                    let engine = setup.engine(place, rank);
+                    let engine = setup.engine(place, rank, &ways);
                     let mut worker = Worker::new(&config, &engine, pool.clone(), &mode).unwrap();
                     let cache = Cache::new(setup, SLOTS);
                     worker.register_layout(cache.register()).unwrap();
@@ -318,6 +373,9 @@ impl<'a> World<'a> {
                         awaited: Vec::new(),
                         owes_error: false,
                         may_owe_error: false,
+                        owes_fence: false,
+                        is_broken: false,
+                        gone: Vec::new(),
                     }
                 })
                 .collect();
@@ -338,11 +396,15 @@ impl<'a> World<'a> {
                 failed: BTreeMap::new(),
                 perhaps_failed: Vec::new(),
                 may_have_failed: false,
+                ended: Vec::new(),
+                doors: Vec::new(),
+                reservations: 1_000,
             }
         });
         let servers = servers.collect();
         let mut world = Self {
             setup,
+            ways,
             oracle,
             pool,
             stepper,
@@ -351,6 +413,7 @@ impl<'a> World<'a> {
             lives: 0,
             poison: 0,
             threads,
+            over: false,
             story: None,
             tally: Tally::default(),
         };
@@ -439,5 +502,12 @@ impl<'a> World<'a> {
     pub fn live(&self) -> usize {
         let reqs = self.servers.iter().flat_map(|server| &server.reqs);
         reqs.filter(|req| req.state != State::Waiting).count()
+    }
+}
+
+impl Drop for World<'_> {
+    /// No thread may wait for a fence when its worker is dropped.
+    fn drop(&mut self) {
+        (0..self.servers.len()).for_each(|server| self.open_doors(server));
     }
 }

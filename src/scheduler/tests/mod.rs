@@ -44,7 +44,7 @@ impl LocalWorker for Fake {
         self.ended.lock().push((request_id, generation));
     }
     fn life_released(&self, _: u64, _: u64) {}
-    fn has_transfers(&self, _: u64) -> bool {
+    fn inherits_transfers(&self, _: u64) -> bool {
         false
     }
     fn source(&self) -> u64 {

@@ -1,0 +1,716 @@
+//! Asynchronous loads: requests that wait outside the batch, the fences that their loads wait for, and
+//! what the library may write, report and keep to itself meanwhile.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kvbridge::error::{Error, Kind, Result};
+use kvbridge::scheduler::FinishReason;
+use kvbridge::worker::{Fence, Wait};
+use parking_lot::{Condvar, Mutex};
+
+use crate::oracle::shard;
+use crate::pool::Call;
+use crate::random::Rng;
+use crate::setup::T;
+use crate::world::{Item, Outcome, Req, State, World, broken};
+
+/// The asynchronous load of a request, as the engine sees it.
+#[derive(Clone)]
+pub struct Load {
+    /// Under which id it is announced and reported.
+    pub ticket: u64,
+    pub blocks: Range<usize>,
+    /// A metadata carries it; it is bound.
+    pub emitted: bool,
+    pub bound: bool,
+    pub announced: bool,
+    /// Per rank.
+    pub reported: Vec<bool>,
+    /// It was broken off before it could be known what arrives.
+    pub given_up: bool,
+    /// It was reported as failed.
+    pub spoilt: bool,
+}
+
+/// The load of one request on one rank.
+pub struct Job {
+    pub id: u64,
+    pub life: u64,
+    pub blocks: Range<usize>,
+    pub door: Option<Arc<Door>>,
+    /// Nobody has said on this rank that the request is gone.
+    pub wanted: bool,
+    /// The first block that did not arrive.
+    pub bad: Option<usize>,
+    /// Steps since it asked the pool for something.
+    idle: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Position {
+    Closed,
+    Open,
+    Stuck,
+}
+
+/// A fence that opens when the engine's own copies are done.
+pub struct Door {
+    position: Mutex<Position>,
+    moved: Condvar,
+    /// With threads whoever asks waits.
+    blocks: bool,
+    answers: Mutex<u32>,
+}
+
+impl Door {
+    fn new(blocks: bool, open: bool) -> Arc<Self> {
+        let position = match open {
+            true => Position::Open,
+            false => Position::Closed,
+        };
+        Arc::new(Self {
+            position: Mutex::new(position),
+            moved: Condvar::new(),
+            blocks,
+            answers: Mutex::new(0),
+        })
+    }
+
+    fn turn(&self, to: Position) {
+        let mut position = self.position.lock();
+        if *position == Position::Closed {
+            *position = to;
+        }
+        self.moved.notify_all();
+    }
+
+    fn position(&self) -> Position {
+        *self.position.lock()
+    }
+}
+
+impl Wait for Door {
+    fn wait(&self) -> Result<bool> {
+        let mut position = self.position.lock();
+        while self.blocks && *position == Position::Closed {
+            self.moved.wait(&mut position);
+        }
+        *self.answers.lock() += u32::from(*position != Position::Closed);
+        match *position {
+            Position::Closed => Ok(false),
+            Position::Open => Ok(true),
+            Position::Stuck => Err(Error::new(Kind::DeviceFailed, "the door is stuck")),
+        }
+    }
+}
+
+impl Load {
+    pub fn new(ticket: u64, blocks: Range<usize>, ranks: usize) -> Self {
+        Self {
+            ticket,
+            blocks,
+            emitted: false,
+            bound: false,
+            announced: false,
+            reported: vec![false; ranks],
+            given_up: false,
+            spoilt: false,
+        }
+    }
+}
+
+impl World<'_> {
+    pub fn parks(&self, server: usize) -> bool {
+        self.ways.parks && self.servers[server].reads()
+    }
+
+    /// All fences open.
+    pub fn open_doors(&mut self, server: usize) {
+        for door in self.servers[server].doors.drain(..) {
+            door.turn(Position::Open);
+        }
+    }
+
+    /// The engine's copies into new pages are done, or never will be.
+    pub fn do_open(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let doors = &mut self.servers[server].doors;
+        if doors.is_empty() {
+            return Ok(false);
+        }
+        let door = doors.swap_remove(rng.below(doors.len()));
+        let stuck = rng.chance(1, 40) && !self.threads;
+        door.turn(match stuck {
+            true => Position::Stuck,
+            false => Position::Open,
+        });
+        self.tell(|| format!("a fence opens; stuck: {stuck}"));
+        Ok(true)
+    }
+
+    /// The fence of the next bind on each rank; `None` for one that was forgotten.
+    pub fn fences(
+        &mut self,
+        server: usize,
+        carries: bool,
+        rng: &mut Rng,
+    ) -> Vec<Option<Arc<Door>>> {
+        let ranks = self.servers[server].ranks.len();
+        if !self.ways.fences || carries && rng.chance(1, 60) {
+            return vec![None; ranks];
+        }
+        let fences: Vec<_> = (0..ranks)
+            .map(|_| Door::new(self.threads, rng.chance(1, 5)))
+            .collect();
+        if carries {
+            let closed = fences
+                .iter()
+                .filter(|door| door.position() == Position::Closed);
+            self.servers[server].doors.extend(closed.cloned());
+        }
+        fences.into_iter().map(Some).collect()
+    }
+
+    /// What the bound pass has queued on a rank is what it should have.
+    pub fn queue_parked(
+        &mut self,
+        server: usize,
+        rank: usize,
+        door: &Option<Arc<Door>>,
+        queued: usize,
+    ) -> Outcome {
+        let Some(pass) = &self.servers[server].bound else {
+            return Ok(());
+        };
+        let parks = pass.parks.clone();
+        let forgotten = self.ways.fences && door.is_none() && !parks.is_empty();
+        let mut expected = 0;
+        for life in parks {
+            let Some(at) = self.position(server, life) else {
+                continue;
+            };
+            let mark =
+                |blocks: &Range<usize>, req: &Req| self.oracle.block(&req.marks, blocks.start);
+            let req = &self.servers[server].reqs[at];
+            let Some(load) = &req.load else { continue };
+            let (id, blocks) = (req.id, load.blocks.clone());
+            if forgotten {
+                let lost = (!blocks.is_empty()).then(|| mark(&blocks, req));
+                if let Some(mark) = lost.filter(|_| self.setup.world == 1) {
+                    self.note_failed_block(server, id, blocks.start, mark);
+                }
+            } else if !self.threads {
+                self.items.push(Item {
+                    server,
+                    rank,
+                    load: Some(Job {
+                        id,
+                        life,
+                        blocks,
+                        door: door.clone(),
+                        wanted: true,
+                        bad: None,
+                        idle: 0,
+                    }),
+                    parts: Vec::new(),
+                });
+                expected += 1;
+            }
+            if let Some(load) = &mut self.servers[server].reqs[at].load {
+                load.bound = true;
+            }
+        }
+        if !self.threads && queued != expected {
+            broken!(
+                "each load travels once",
+                "bind on rank {rank}: {queued} loads are queued, {expected} are due"
+            );
+        }
+        let host = &mut self.servers[server].ranks[rank];
+        host.owes_fence |= forgotten;
+        host.is_broken |= forgotten && self.setup.world > 1;
+        Ok(())
+    }
+
+    /// An offer ends before this block from now on.
+    pub fn note_failed_block(&mut self, server: usize, id: u64, block: usize, mark: u64) {
+        let failed = &mut self.servers[server].failed;
+        let first = failed.entry(id).or_insert((block, mark));
+        if block < first.0 {
+            *first = (block, mark);
+        }
+    }
+
+    /// On these ranks nobody waits any more for loads that the check picks.
+    pub fn forget_loads(&mut self, server: usize, ranks: Range<usize>, gone: impl Fn(u64) -> bool) {
+        for item in &mut self.items {
+            if item.server == server
+                && ranks.contains(&item.rank)
+                && let Some(job) = &mut item.load
+                && gone(job.life)
+            {
+                job.wanted = false;
+            }
+        }
+    }
+
+    /// A step of one load. As many of a rank go on side by side as it has threads.
+    pub fn do_load_step(&mut self, mut rng: Rng) -> Outcome<bool> {
+        if self.threads {
+            std::thread::yield_now();
+            return Ok(true);
+        }
+        let loads = |index: &usize| self.items[*index].load.is_some();
+        let all: Vec<usize> = (0..self.items.len()).filter(loads).collect();
+        if all.is_empty() {
+            return Ok(false);
+        }
+        let chosen = &self.items[all[rng.below(all.len())]];
+        let own = (chosen.server, chosen.rank);
+        let running: Vec<usize> = all
+            .into_iter()
+            .filter(|&index| (self.items[index].server, self.items[index].rank) == own)
+            .take(self.ways.workers)
+            .collect();
+        self.step_load(running[rng.below(running.len())])?;
+        Ok(true)
+    }
+
+    pub fn step_load(&mut self, index: usize) -> Outcome {
+        self.check_log()?;
+        let item = &self.items[index];
+        let (server, rank) = (item.server, item.rank);
+        let Some(job) = &item.load else { return Ok(()) };
+        let (life, blocks, wanted) = (job.life, job.blocks.clone(), job.wanted);
+        let door = job.door.clone();
+        let position = door.as_ref().map_or(Position::Open, |door| door.position());
+        let step = self.stepper.step(index);
+        let done = step == Some(kvbridge::lane::Step::Done);
+        let log = std::mem::take(&mut self.pool.state().log);
+        self.tell(|| {
+            let good = log.iter().filter(|seen| seen.good).count();
+            let asked = log.len();
+            format!(
+                "step: load of life {life} on server {server} rank {rank}: {good} of {asked} pages, {step:?}"
+            )
+        });
+        if let Some(door) = &door
+            && *door.answers.lock() > 1
+        {
+            broken!("a fence is waited for once", "on rank {rank}");
+        }
+        let Some(req) = self.owner(server, rank, life) else {
+            if !log.is_empty() {
+                broken!(
+                    "a load that nobody waits for ends",
+                    "rank {rank} asks the pool for life {life}"
+                );
+            }
+            return self.end_step(index, done, position);
+        };
+        let marks: Vec<u64> = blocks
+            .clone()
+            .map(|block| self.oracle.block(&req.marks, block))
+            .collect();
+        if let Some(job) = self.items[index].load.as_mut().filter(|_| !log.is_empty()) {
+            job.idle = 0;
+        }
+        for seen in &log {
+            let known = self.oracle.pages.get(&seen.key);
+            let block = known.and_then(|known| marks.iter().position(|mark| *mark == known.block));
+            let (Some(known), Some(block)) = (known, block) else {
+                broken!(
+                    "only what was settled is loaded",
+                    "rank {rank}, life {life}"
+                );
+            };
+            let own = self.oracle.key(known.block, known.kind, rank) == seen.key.as_slice();
+            if !own || seen.call != Call::Get {
+                broken!(
+                    "only what was settled is loaded",
+                    "rank {rank}, life {life}: {:?} of block {block}",
+                    seen.call
+                );
+            }
+            if !wanted {
+                broken!(
+                    "a load that nobody waits for ends",
+                    "rank {rank} asks the pool for life {life}"
+                );
+            }
+            if !seen.good
+                && let Some(job) = &mut self.items[index].load
+            {
+                let block = blocks.start + block;
+                job.bad = Some(job.bad.map_or(block, |bad| bad.min(block)));
+            }
+        }
+        let mut changed = Vec::new();
+        let cache = &mut self.servers[server].ranks[rank].cache;
+        cache.changes(|kind, page, now| changed.push((kind, page, *now)));
+        for (kind, page, now) in changed {
+            let list = &req.pages[self.setup.kinds[kind].group];
+            let block = blocks.clone().find(|block| list.get(*block) == Some(&page));
+            let Some(block) = block.filter(|_| wanted) else {
+                broken!(
+                    "only pages of running loads are written",
+                    "server {server} rank {rank}: page {page} of kind {kind} was written to for life {life}"
+                );
+            };
+            if position != Position::Open {
+                broken!(
+                    "a load waits for its fence",
+                    "server {server} rank {rank}: block {block} of life {life} is written before it"
+                );
+            }
+            let shard = shard(self.setup, kind, rank);
+            if now != self.oracle.content(&req.marks, block, kind, shard) {
+                broken!(
+                    "a page that lands is what its key says",
+                    "server {server} rank {rank}: block {block} of life {life}, kind {kind}"
+                );
+            }
+        }
+        self.end_step(index, done, position)
+    }
+
+    /// Whose pages a load on this rank may write, if anybody's.
+    fn owner(&self, server: usize, rank: usize, life: u64) -> Option<Req> {
+        let hosts = &self.servers[server];
+        let pins = hosts.pins.iter().filter(|pin| !pin.reported[rank]);
+        let mut all = hosts.reqs.iter().chain(pins.map(|pin| &pin.req));
+        all.find(|req| req.life == life).cloned()
+    }
+
+    fn end_step(&mut self, index: usize, done: bool, position: Position) -> Outcome {
+        if !done {
+            let Some(job) = &mut self.items[index].load else {
+                return Ok(());
+            };
+            if !job.wanted {
+                broken!("a load that nobody waits for ends", "at its next step");
+            }
+            job.idle += u32::from(position == Position::Open);
+            if job.idle > 3 {
+                broken!("a load goes on", "life {} does nothing", job.life);
+            }
+            return Ok(());
+        }
+        let item = self.items.remove(index);
+        let (server, rank) = (item.server, item.rank);
+        let Some(job) = item.load.filter(|job| job.wanted) else {
+            return Ok(());
+        };
+        let many = self.setup.world > 1;
+        let host = &mut self.servers[server].ranks[rank];
+        if position == Position::Stuck && !job.blocks.is_empty() {
+            host.is_broken = true;
+        }
+        if let Some(block) = job.bad {
+            host.is_broken |= many;
+            if !many && let Some(at) = self.position(server, job.life) {
+                let req = &self.servers[server].reqs[at];
+                let (id, mark) = (req.id, self.oracle.block(&req.marks, block));
+                self.note_failed_block(server, id, block, mark);
+            }
+        }
+        match self.servers[server].ranks[rank].is_broken {
+            true => self.break_down(),
+            false => Ok(()),
+        }
+    }
+
+    /// An error that stays is said by every later call; nothing else happens then.
+    pub fn break_down(&mut self) -> Outcome {
+        self.tell(|| "an error that stays".to_owned());
+        for server in 0..self.servers.len() {
+            for rank in 0..self.servers[server].ranks.len() {
+                let host = &mut self.servers[server].ranks[rank];
+                let mut errors = Vec::new();
+                for _ in 0..2 {
+                    errors.push(host.worker.get_finished(&[], &[]).err());
+                }
+                errors.push(host.worker.start_load(Default::default()).err());
+                let owes = std::mem::take(&mut host.owes_fence) && !host.is_broken;
+                let errors = &errors[usize::from(owes)..];
+                let said = errors.iter().filter(|error| error.is_some()).count();
+                // A pass that was never bound is nothing to start.
+                let unbound = self.servers[server].bound.is_none();
+                let host = &self.servers[server].ranks[rank];
+                let wrong = match host.is_broken {
+                    true => said < errors.len(),
+                    false => errors[..errors.len() - usize::from(unbound)]
+                        .iter()
+                        .any(Option::is_some),
+                };
+                if wrong {
+                    broken!(
+                        "an error of a load thread stays",
+                        "server {server} rank {rank}, broken = {}: {errors:?}",
+                        host.is_broken
+                    );
+                }
+            }
+        }
+        self.over = true;
+        Ok(())
+    }
+
+    /// Which loads are announced now.
+    pub fn announce_loads(&mut self, server: usize, rng: &mut Rng) -> Vec<u64> {
+        let mut tickets = Vec::new();
+        for req in &mut self.servers[server].reqs {
+            let parked = req.state == State::Parked;
+            let Some(load) = req.load.as_mut().filter(|load| parked && load.emitted) else {
+                continue;
+            };
+            let now = match load.bound {
+                true => rng.chance(3, 4),
+                false => rng.chance(1, 3),
+            };
+            if !load.announced && now {
+                load.announced = true;
+                tickets.push(load.ticket);
+            }
+        }
+        tickets
+    }
+
+    /// A rank reports these loads, and those of them that failed.
+    pub fn take_loaded(
+        &mut self,
+        server: usize,
+        rank: usize,
+        loaded: &[u64],
+        failed: &[u64],
+    ) -> Outcome {
+        if let Some(id) = failed.iter().find(|id| !loaded.contains(id)) {
+            broken!(
+                "a failed load is reported as loaded, too",
+                "{id} on rank {rank}"
+            );
+        }
+        if self.setup.world > 1 && !failed.is_empty() {
+            broken!("no rank hands back alone", "rank {rank}: {failed:?}");
+        }
+        for ticket in loaded {
+            let mut all = self.servers[server].reqs.iter();
+            let at = all.position(|req| {
+                let load = req.load.as_ref();
+                req.state == State::Parked
+                    && load.is_some_and(|load| {
+                        load.ticket == *ticket
+                            && load.announced
+                            && load.bound
+                            && !load.reported[rank]
+                    })
+            });
+            let Some(at) = at else {
+                broken!(
+                    "what is reported was announced, once",
+                    "rank {rank} reports the load {ticket}"
+                );
+            };
+            let req = self.servers[server].reqs[at].clone();
+            let mut items = self.items.iter();
+            if items.any(|item| item.is_load(server, rank, req.life)) {
+                broken!(
+                    "a load is reported when it has ended",
+                    "request {} on rank {rank}",
+                    req.id
+                );
+            }
+            self.take_landed(server, rank, at, failed.contains(ticket))?;
+        }
+        // Nothing is left to wait for: an answer is due.
+        for req in &self.servers[server].reqs {
+            let Some(load) = req.load.as_ref().filter(|_| req.state == State::Parked) else {
+                continue;
+            };
+            let mut items = self.items.iter();
+            let mut running = || items.any(|item| item.is_load(server, rank, req.life));
+            if load.announced && load.bound && !load.reported[rank] && !self.threads && !running() {
+                broken!(
+                    "a load that has ended is reported",
+                    "request {} on rank {rank}",
+                    req.id
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// All pages are there, or the request is handed back.
+    fn take_landed(&mut self, server: usize, rank: usize, at: usize, failed: bool) -> Outcome {
+        let hosts = &mut self.servers[server];
+        let req = &mut hosts.reqs[at];
+        let Some(load) = &mut req.load else {
+            return Ok(());
+        };
+        load.reported[rank] = true;
+        let mut lost = None;
+        for block in load.blocks.clone() {
+            for (kind, what) in self.setup.kinds.iter().enumerate() {
+                let page = req.pages[what.group][block];
+                let cache = &mut hosts.ranks[rank].cache;
+                let shard = shard(self.setup, kind, rank);
+                if cache.read(kind, page) != self.oracle.content(&req.marks, block, kind, shard) {
+                    lost = lost.or(Some(block));
+                }
+                if self.threads {
+                    cache.accept(kind, page);
+                }
+            }
+        }
+        self.tally.loaded_pages += (load.blocks.len() * self.setup.kinds.len()) as u64;
+        if let Some(block) = lost.filter(|_| !failed) {
+            broken!(
+                "a load that is reported has landed",
+                "request {} on rank {rank}: block {block} is not there",
+                req.id
+            );
+        }
+        if failed && lost.is_none() && !load.given_up {
+            broken!(
+                "what arrived is not handed back",
+                "request {} has all its pages",
+                req.id
+            );
+        }
+        load.spoilt |= failed;
+        self.tally.failed_loads += u64::from(failed);
+        hosts.may_have_failed |= failed && self.threads;
+        Ok(())
+    }
+
+    /// Requests that all ranks have reported appear for the first time.
+    pub fn admit_loaded(&mut self, server: usize, rng: &mut Rng) {
+        for req in &mut self.servers[server].reqs {
+            let Some(load) = &req.load else { continue };
+            let all = load.reported.iter().all(|reported| *reported);
+            let cut_short = load.given_up && self.setup.world > 1;
+            if req.state != State::Parked || !all || load.spoilt || cut_short {
+                continue;
+            }
+            req.state = State::Allocated;
+            req.loaded = load.blocks.clone();
+            req.computed = req.computed.max(load.blocks.end * T);
+            if rng.chance(1, 8) {
+                // The engine has no use for it.
+                req.computed = rng.below(req.computed + 1);
+            }
+        }
+    }
+
+    /// A request that waits for its load leaves.
+    pub fn do_leave(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
+        let waits = |req: &Req| {
+            req.state == State::Parked && (self.can_end(server, req) || self.is_quiet(server, req))
+        };
+        let spoilt = self.pick(server, &mut rng, |req| waits(req) && req.is_spoilt());
+        let Some(at) = spoilt.or_else(|| self.pick(server, &mut rng, waits)) else {
+            return Ok(false);
+        };
+        if self.is_quiet(server, &self.servers[server].reqs[at]) && rng.chance(1, 2) {
+            return self.reset(server, at);
+        }
+        if !self.can_end(server, &self.servers[server].reqs[at]) {
+            return Ok(false);
+        }
+        let reason = match rng.chance(2, 3) {
+            true => FinishReason::Preempted,
+            false => FinishReason::Cancelled,
+        };
+        self.end(server, at, reason, &mut rng)
+    }
+
+    /// With threads: pages that loads may have changed since they were looked at last.
+    pub fn may_have_landed(&self, server: usize, rank: usize, kind: usize, page: i32) -> bool {
+        let hosts = &self.servers[server];
+        let group = self.setup.kinds[kind].group;
+        let pins = hosts.pins.iter().filter(|pin| !pin.reported[rank]);
+        let mut all = hosts.reqs.iter().chain(pins.map(|pin| &pin.req));
+        all.any(|req| {
+            let load = req.load.as_ref();
+            let load = load.filter(|load| load.bound && !load.reported[rank]);
+            load.is_some_and(|load| {
+                let mut blocks = load.blocks.clone();
+                blocks.any(|block| req.pages[group].get(block) == Some(&page))
+            })
+        })
+    }
+
+    /// All slots are back: as many loads as there are threads, and one more, work.
+    pub fn still_loads(&mut self, server: usize) -> Outcome {
+        if !self.parks(server) {
+            return Ok(());
+        }
+        self.pool.state().armed = [None; 3];
+        self.servers[server].failed.clear();
+        self.servers[server].may_have_failed = true;
+        for number in 0..=self.ways.workers {
+            let mut req = Req::new(500 + number as u64, 0);
+            (0..2 * T as i32 + 1).for_each(|token| req.push(70 + token));
+            self.oracle.learn(0, &req.tokens, &req.marks);
+            for block in 0..self.oracle.blocks(req.tokens.len()) {
+                let mark = self.oracle.block(&req.marks, block);
+                for key in self.oracle.keys(mark).to_vec() {
+                    let mut state = self.pool.state();
+                    state.remove(&key);
+                    state.store(&key, self.oracle.object(&key));
+                }
+            }
+            self.servers[server].reqs.push(req);
+            self.ask_anew(server, number, 0, 0)?;
+            self.allocate(server, number, 2, &mut Rng::new(3))?;
+        }
+        self.do_build(server, Rng::new(1))?;
+        self.do_bind(server, Rng::new(1))?;
+        self.open_doors(server);
+        let start = std::time::Instant::now();
+        let mut polls = 0;
+        while self.servers[server]
+            .reqs
+            .iter()
+            .any(|req| req.state == State::Parked)
+        {
+            while !self.items.is_empty() {
+                self.step_load(0)?;
+            }
+            self.do_poll(server, Rng::new(polls))?;
+            polls += 1;
+            let late = match self.threads {
+                true => start.elapsed().as_secs() > 20,
+                false => polls > 50,
+            };
+            if late {
+                broken!("in the end all is free", "another load does not end");
+            }
+            std::thread::yield_now();
+        }
+        if self.servers[server]
+            .reqs
+            .iter()
+            .any(|req| req.loaded.len() != 2)
+        {
+            broken!("in the end all is free", "another load does not work");
+        }
+        Ok(())
+    }
+}
+
+/// What a bind takes.
+pub fn fence(door: &Option<Arc<Door>>) -> Fence {
+    match door {
+        Some(door) => Fence::Given(Arc::clone(door) as Arc<dyn Wait>),
+        None => Fence::None,
+    }
+}
+
+impl Item {
+    pub fn is_load(&self, server: usize, rank: usize, life: u64) -> bool {
+        self.server == server
+            && self.rank == rank
+            && self.load.as_ref().is_some_and(|job| job.life == life)
+    }
+}

@@ -295,12 +295,13 @@ mod tests {
                             prop_assert!(pass.is_probe() && held < 3);
                         }
                     },
-                    Event::Fail(index) => if let Some(pass) = pick(index) {
-                        if breaker.failed(pass, now) {
+                    Event::Fail(index) => {
+                        let opens = pick(index).is_some_and(|pass| breaker.failed(pass, now));
+                        if opens {
                             opened_at = Some(now);
                             prop_assert_eq!(breaker.state(), State::Open);
                         }
-                    },
+                    }
                     Event::Withdraw(index) => if let Some(pass) = pick(index) {
                         breaker.withdrawn(pass, now);
                     },

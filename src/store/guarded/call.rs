@@ -287,10 +287,11 @@ impl<C: Call> Carrier<C> {
         if is_late {
             self.core.returned(tainted.is_none());
         }
-        self.core.leave();
         if let Some(call) = late {
             call.come_home();
         }
+        // Last, since this may close the pool, and that may take long.
+        self.core.leave();
     }
 }
 

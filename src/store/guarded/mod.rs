@@ -8,6 +8,9 @@
 //! Around a store that cannot be late there is nothing to do: its calls go straight through.
 
 mod call;
+#[cfg(test)]
+#[cfg(loom)]
+mod loom;
 mod owned;
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -542,17 +545,24 @@ impl Store for Guarded {
         let (made, fate) = self.carry_out(lane, Close(Ok(())), left, None);
         match (made, fate) {
             (Made::Back(call), Fate::Answered) => call.0,
-            (Made::Kept(_), _) | (Made::Back(_), Fate::Missed) => bail!(
+            (Made::Back(_), Fate::Missed) => {
+                // No thread took it, so it can be tried again.
+                core.state.lock().close_begun = false;
+                bail!(
+                    PoolFailed,
+                    "close: no time was left to close the pool within {} ms",
+                    self.settings.close.as_millis()
+                )
+            }
+            (Made::Kept(_), _) => bail!(
                 PoolFailed,
                 "close: the pool had not closed after {} ms",
                 self.settings.close.as_millis()
             ),
-            (Made::Back(_), Fate::Closed | Fate::Silent) => {
-                bail!(
-                    PoolFailed,
-                    "close: the pool's close panicked or could not be called"
-                )
-            }
+            (Made::Back(_), Fate::Closed | Fate::Silent) => bail!(
+                PoolFailed,
+                "close: the pool's close panicked or could not be called"
+            ),
         }
     }
 }

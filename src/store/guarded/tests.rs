@@ -539,6 +539,17 @@ fn a_closed_guard_refuses_and_makes_no_call() {
 }
 
 #[test]
+fn a_close_that_no_thread_took_can_be_tried_again() {
+    let rig = stepped(2);
+    rig.deadline_after(0);
+    let error = rig.guard.close().unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    assert_eq!(rig.pool.health(), Health::Up);
+    rig.guard.close().unwrap();
+    assert_eq!(rig.pool.health(), Health::Down(code::CLOSED));
+}
+
+#[test]
 fn memory_that_cannot_be_copied_is_refused() {
     let rig = stepped(2);
     let (source, _) = nowhere();

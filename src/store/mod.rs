@@ -5,11 +5,13 @@
 //! is given: a call whose lists do not fit together is answered with a failure for every key.
 //!
 //! [`embedded`] is the pool inside this process, [`faulty`] wraps any store and breaks it by
-//! script, [`conformance`] is the suite that every store has to pass.
+//! script, [`guarded`] bounds the time of its calls, [`conformance`] is the suite that every store has to pass.
 
+pub mod breaker;
 pub mod conformance;
 pub mod embedded;
 pub mod faulty;
+pub mod guarded;
 
 use std::time::Duration;
 
@@ -32,6 +34,14 @@ pub mod code {
     pub const CLOSED: i32 = -20_005;
     /// The read took longer than the lease that it had on the object.
     pub const LEASE_EXPIRED: i32 = -20_006;
+    /// The pool did not answer before the deadline.
+    pub const DEADLINE: i32 = -20_007;
+    /// No call was made: the pool did not answer lately.
+    pub const BREAKER_OPEN: i32 = -20_008;
+    /// The call ended without an answer: the pool's code panicked.
+    pub const NO_ANSWER: i32 = -20_009;
+    /// There is no memory for what the call needs.
+    pub const NO_MEMORY: i32 = -20_010;
 }
 
 /// Answer to "is this key in the pool?".

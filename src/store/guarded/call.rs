@@ -1,0 +1,378 @@
+//! One call of a pool on a thread of the guard's, and the hand-over of what it owns.
+
+use crate::lane::{Item, Step};
+use crate::store::breaker::{Breaker, Pass};
+use crate::store::{Store, code};
+use crate::sync::{Arc, Clock, Mutex};
+
+/// What one call of a pool is given and answers. It moves with the call, so that nobody else can
+/// have it while the pool does.
+pub(super) trait Call: Send + 'static {
+    /// Memory of the call is read or written by the pool itself.
+    const LENDS: bool;
+
+    /// The call that ends the store; made although later calls are refused.
+    const CLOSES: bool = false;
+
+    /// For messages.
+    fn name(&self) -> &'static str;
+
+    /// Makes the call. It may never return.
+    fn run(&mut self, store: &dyn Store);
+
+    /// The code of a failure of the pool as a whole among the answers.
+    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32>;
+
+    /// The caller has gone, and nobody uses what the call owns any more.
+    fn come_home(self);
+}
+
+/// How a call ended that the caller has back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It was made, and the pool answered.
+    Answered,
+    /// It was made, and the pool failed as a whole, with this code; [`code::NO_ANSWER`] if it panicked.
+    Failed(i32),
+    /// It was never made.
+    Unmade,
+}
+
+/// What became of a call that owns its buffers.
+#[derive(Debug)]
+#[must_use = "the buffers are in it, or gone"]
+pub enum Made<C> {
+    /// The call with an outcome per key. The buffers are the caller's again.
+    Back(C),
+    /// Every key failed with this code. The pool may still use the buffers: they come home when the call
+    /// returns ([`Buffers::come_home`]), or never.
+    Kept(i32),
+}
+
+/// Whose answers a call has that came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The pool's.
+    Answered,
+    /// Nobody's: the deadline passed.
+    Missed,
+    /// Nobody's: the guard was closed before it was made.
+    Closed,
+    /// Nobody's: the pool panicked.
+    Silent,
+}
+
+impl Fate {
+    /// The code that stands for the answers of the pool; `None` when there are any.
+    pub(super) fn code(self) -> Option<i32> {
+        match self {
+            Self::Answered => None,
+            Self::Missed => Some(code::DEADLINE),
+            Self::Closed => Some(code::CLOSED),
+            Self::Silent => Some(code::NO_ANSWER),
+        }
+    }
+}
+
+/// Who has the call.
+pub(super) enum Stage<C> {
+    /// The ticket: no thread has taken it.
+    Queued(C),
+    /// The item, which has begun or is about to.
+    Running,
+    /// The ticket, for the caller.
+    Back(C, End),
+    /// Nobody: the pool failed with this code and may still use the call's buffers.
+    Tainted(i32),
+    /// The item; the caller has gone.
+    Late,
+    /// Nothing more comes of it.
+    Gone,
+}
+
+/// Where caller and item hand the call over. Lock order: a ticket before the core's state.
+pub(super) type Ticket<C> = Arc<Mutex<Stage<C>>>;
+
+/// What is counted; see [`super::Counts`].
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub deadlines: u64,
+    pub failures: u64,
+    pub opened: u64,
+    pub refused: u64,
+    pub returned: u64,
+    pub late: usize,
+    pub quarantined: usize,
+}
+
+pub(super) struct State {
+    pub breaker: Breaker,
+    pub tally: Tally,
+    /// Calls that are inside the pool, late or not.
+    pub inside: usize,
+    /// Only the closing call is made from now on.
+    pub closed: bool,
+    /// Whoever leaves last closes the pool.
+    pub close_on_leave: bool,
+    /// The pool's close was called; nobody does it twice.
+    pub close_begun: bool,
+}
+
+/// What items share with the guard: all that a stuck thread keeps alive.
+pub(super) struct Core {
+    pub store: Arc<dyn Store>,
+    pub clock: Arc<dyn Clock>,
+    pub is_transport: fn(i32) -> bool,
+    pub state: Mutex<State>,
+}
+
+impl Core {
+    /// A thread is about to go into the pool; false: it must not.
+    fn enter(&self, closes: bool) -> bool {
+        let mut state = self.state.lock();
+        if state.closed && !closes {
+            return false;
+        }
+        state.inside += 1;
+        true
+    }
+
+    /// A thread has come out of the pool.
+    fn leave(&self) {
+        let mut state = self.state.lock();
+        state.inside = state.inside.saturating_sub(1);
+        let closes = state.inside == 0 && state.close_on_leave && !state.close_begun;
+        state.close_begun |= closes;
+        drop(state);
+        if closes && let Err(error) = self.store.close() {
+            tracing::error!("a pool was closed late: {error}");
+        }
+    }
+
+    /// A call missed its deadline; `stays`: inside the pool.
+    pub(super) fn missed(&self, pass: Option<Pass>, stays: bool) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.tally.deadlines += 1;
+        if stays {
+            state.tally.late += 1;
+            state.breaker.hold();
+        }
+        state.fail(pass, now);
+    }
+
+    /// A call in time ended.
+    pub(super) fn ended(&self, pass: Option<Pass>, end: End) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        match (end, pass) {
+            (End::Failed(_), _) => {
+                state.tally.failures += 1;
+                state.fail(pass, now);
+            }
+            (End::Answered, Some(pass)) => state.breaker.succeeded(pass),
+            (End::Unmade, Some(pass)) => state.breaker.withdrawn(pass, now),
+            (_, None) => {}
+        }
+    }
+
+    fn quarantine(&self) {
+        let mut state = self.state.lock();
+        state.tally.quarantined += 1;
+        state.breaker.hold();
+    }
+
+    /// A late call has returned; `clean`: what it held is free.
+    fn returned(&self, clean: bool) {
+        let mut state = self.state.lock();
+        state.tally.late = state.tally.late.saturating_sub(1);
+        state.tally.returned += 1;
+        match clean {
+            true => state.breaker.release(),
+            // Held before for its thread, from now on for its buffers.
+            false => state.tally.quarantined += 1,
+        }
+    }
+}
+
+impl State {
+    fn fail(&mut self, pass: Option<Pass>, now: std::time::Duration) {
+        if pass.is_some_and(|pass| self.breaker.failed(pass, now)) {
+            self.tally.opened += 1;
+        }
+    }
+}
+
+/// How far an item is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Queued,
+    /// Inside, as far as others are concerned; the pool has not been called.
+    Begun,
+    Called,
+    Ended,
+}
+
+/// Carries a call out. Two steps, so that a stepping test can stop between them.
+pub(super) struct Carrier<C: Call> {
+    core: Arc<Core>,
+    ticket: Ticket<C>,
+    call: Option<C>,
+    progress: Progress,
+}
+
+impl<C: Call> Carrier<C> {
+    pub(super) fn new(core: Arc<Core>, ticket: Ticket<C>) -> Self {
+        Self {
+            core,
+            ticket,
+            call: None,
+            progress: Progress::Queued,
+        }
+    }
+
+    /// Takes the call over from the ticket; false if there is nothing to do.
+    fn begin(&mut self) -> bool {
+        let mut stage = self.ticket.lock();
+        match std::mem::replace(&mut *stage, Stage::Gone) {
+            Stage::Queued(call) if self.core.enter(C::CLOSES) => {
+                *stage = Stage::Running;
+                self.call = Some(call);
+                self.progress = Progress::Begun;
+                true
+            }
+            Stage::Queued(call) => {
+                *stage = Stage::Back(call, End::Unmade);
+                false
+            }
+            other => {
+                *stage = other;
+                false
+            }
+        }
+    }
+
+    /// Gives the call back, or to whom it belongs now that its caller has gone.
+    fn end(&mut self, end: End) {
+        self.progress = Progress::Ended;
+        let Some(call) = self.call.take() else {
+            return;
+        };
+        let tainted = match end {
+            End::Failed(code) if C::LENDS => Some(code),
+            _ => None,
+        };
+        let mut stage = self.ticket.lock();
+        let is_late = matches!(*stage, Stage::Late);
+        let late = match (tainted, is_late) {
+            (Some(code), _) => {
+                // The pool may still use it, so nobody else ever does.
+                std::mem::forget(call);
+                if !is_late {
+                    self.core.quarantine();
+                }
+                *stage = Stage::Tainted(code);
+                None
+            }
+            (None, true) => {
+                *stage = Stage::Gone;
+                Some(call)
+            }
+            (None, false) => {
+                *stage = Stage::Back(call, end);
+                None
+            }
+        };
+        drop(stage);
+        if is_late {
+            self.core.returned(tainted.is_none());
+        }
+        if let Some(call) = late {
+            call.come_home();
+        }
+        // Last, since this may close the pool, and that may take long.
+        self.core.leave();
+    }
+}
+
+impl<C: Call> Item for Carrier<C> {
+    fn step(&mut self) -> Step {
+        if self.progress == Progress::Queued {
+            return match self.begin() {
+                true => Step::More,
+                false => Step::Done,
+            };
+        }
+        let Some(call) = &mut self.call else {
+            return Step::Done;
+        };
+        self.progress = Progress::Called;
+        call.run(&*self.core.store);
+        let failure = call.failure(self.core.is_transport);
+        self.end(failure.map_or(End::Answered, End::Failed));
+        Step::Done
+    }
+
+    fn name(&self) -> &'static str {
+        self.call.as_ref().map_or("pool call", Call::name)
+    }
+}
+
+impl<C: Call> Drop for Carrier<C> {
+    /// Runs also when the pool panicked or the lane was closed: nobody waits for an answer that
+    /// does not come.
+    fn drop(&mut self) {
+        match self.progress {
+            Progress::Queued => {
+                let mut stage = self.ticket.lock();
+                let queued = std::mem::replace(&mut *stage, Stage::Gone);
+                *stage = match queued {
+                    Stage::Queued(call) => Stage::Back(call, End::Unmade),
+                    other => other,
+                };
+            }
+            Progress::Begun => self.end(End::Unmade),
+            Progress::Called => self.end(End::Failed(code::NO_ANSWER)),
+            Progress::Ended => {}
+        }
+    }
+}
+
+/// The caller's end of a call, ended or not: from here on it has the call or has lost it.
+pub(super) fn conclude<C: Call>(
+    core: &Core,
+    ticket: &Ticket<C>,
+    pass: Option<Pass>,
+) -> (Made<C>, Fate) {
+    let mut stage = ticket.lock();
+    match std::mem::replace(&mut *stage, Stage::Gone) {
+        Stage::Queued(call) => {
+            core.missed(pass, false);
+            (Made::Back(call), Fate::Missed)
+        }
+        Stage::Back(call, end) => {
+            core.ended(pass, end);
+            let fate = match end {
+                End::Unmade => Fate::Closed,
+                End::Failed(code::NO_ANSWER) => Fate::Silent,
+                End::Answered | End::Failed(_) => Fate::Answered,
+            };
+            (Made::Back(call), fate)
+        }
+        Stage::Tainted(code) => {
+            core.ended(pass, End::Failed(code));
+            let fate = match code {
+                code::NO_ANSWER => Fate::Silent,
+                _ => Fate::Answered,
+            };
+            (Made::Kept(code), fate)
+        }
+        Stage::Running => {
+            *stage = Stage::Late;
+            core.missed(pass, true);
+            (Made::Kept(code::DEADLINE), Fate::Missed)
+        }
+        // The caller concludes once.
+        Stage::Late | Stage::Gone => (Made::Kept(code::NO_ANSWER), Fate::Silent),
+    }
+}

@@ -1,0 +1,583 @@
+//! A store whose calls end by a deadline, around one whose calls may not.
+//!
+//! Calls are made on threads of the guard's. The caller waits until the deadline; the call that has not
+//! returned by then is *late*: it keeps its thread, the store and all that it was given until it
+//! does, if ever. Late calls are bounded, and a [`Breaker`] keeps others from a pool that does not answer. `docs/design/guard.md`
+//! says who owns what when.
+//!
+//! Around a store that cannot be late there is nothing to do: its calls go straight through.
+
+mod call;
+#[cfg(test)]
+#[cfg(loom)]
+mod loom;
+mod owned;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+pub use call::Made;
+pub use owned::{Buffers, Get, Put};
+
+use std::time::Duration;
+
+use self::call::{Call, Carrier, Core, End, Fate, Stage, Tally, Ticket, conclude};
+use self::owned::{AskHealth, Close, Copies, Exist, Remove};
+use super::breaker::{Breaker, Pass, State};
+use super::{
+    Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
+    Store, answer_all, code,
+};
+use crate::config::Config;
+use crate::device::memory::{Source, Target};
+use crate::error::{Result, bail};
+use crate::keys::Keys;
+use crate::lane::{Drain, Lane, Mode};
+use crate::layout::Range;
+use crate::sync::{Arc, Clock, Mutex};
+
+/// Calls of lookups that are kept to be used again.
+const MOST_SPARE: usize = 8;
+
+/// How patient a guard is. A time of zero makes every call late.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// For exist and health.
+    pub lookup: Duration,
+    /// For get.
+    pub load: Duration,
+    /// For put and remove.
+    pub save: Duration,
+    /// For close.
+    pub close: Duration,
+    /// How long the breaker stays open before a probe.
+    pub cooldown: Duration,
+    /// At so many late calls and quarantined buffers no call is made any more; 0 counts as 1.
+    pub bound: usize,
+    /// So many callers at once find a thread; more wait, and their deadlines run. 0 counts as 1.
+    pub callers: usize,
+    /// Which codes of the pool mean that it, or a part of it, cannot be reached. After one of them
+    /// the pool may still use the call's buffers.
+    pub is_transport: fn(i32) -> bool,
+}
+
+impl Settings {
+    /// The times of a configuration. A close may take as long as a save.
+    pub fn new(
+        config: &Config,
+        bound: usize,
+        callers: usize,
+        is_transport: fn(i32) -> bool,
+    ) -> Self {
+        Self {
+            lookup: config.lookup_timeout(),
+            load: config.load_timeout(),
+            save: config.save_timeout(),
+            close: config.save_timeout(),
+            cooldown: config.breaker_cooldown(),
+            bound,
+            callers,
+            is_transport,
+        }
+    }
+}
+
+/// A guard's numbers. All but `state`, `late` and `quarantined` only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// What the breaker lets through now.
+    pub state: State,
+    /// Calls whose caller went at the deadline, also those that no thread had taken by then.
+    pub deadlines: u64,
+    /// Calls that ended in time with a transport error or without an answer.
+    pub failures: u64,
+    /// How often the breaker opened, also after a probe.
+    pub opened: u64,
+    /// Calls that were not made because the breaker was open.
+    pub refused: u64,
+    /// Late calls that have returned.
+    pub returned: u64,
+    /// Calls that are late now, each with a thread.
+    pub late: usize,
+    /// Calls whose buffers stay unused for good, since the pool failed and may still use them.
+    pub quarantined: usize,
+}
+
+/// The guard. Threads: as any store. Blocks: each call until its deadline at most.
+pub struct Guarded {
+    core: Arc<Core>,
+    settings: Settings,
+    /// None around a store that cannot be late.
+    lane: Option<Lane>,
+    spare: Mutex<Vec<Exist>>,
+}
+
+impl std::fmt::Debug for Guarded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guarded")
+            .field("lane", &self.lane)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Guarded {
+    /// Puts a guard around a store. `NoThread` if its threads cannot be started.
+    ///
+    /// With threads a deadline passes by the machine's clock even while `clock` stands still; one that passes by `clock` alone
+    /// is noticed when any call of this guard moves on.
+    pub fn start(
+        store: Arc<dyn Store>,
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+        mode: &Mode,
+    ) -> Result<Arc<Self>> {
+        let lane = match store.capabilities().can_be_late {
+            true => {
+                let threads = settings
+                    .bound
+                    .max(1)
+                    .saturating_add(settings.callers.max(1));
+                Some(Lane::start("kvb-pool", threads, mode)?)
+            }
+            false => None,
+        };
+        let state = Mutex::new(call::State {
+            breaker: Breaker::new(settings.cooldown, settings.bound),
+            tally: Tally::default(),
+            inside: 0,
+            closed: false,
+            close_on_leave: false,
+            close_begun: false,
+        });
+        Ok(Arc::new(Self {
+            core: Arc::new(Core {
+                store,
+                clock,
+                is_transport: settings.is_transport,
+                state,
+            }),
+            settings,
+            lane,
+            spare: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// The numbers at this moment.
+    pub fn counts(&self) -> Counts {
+        let state = self.core.state.lock();
+        let tally = &state.tally;
+        Counts {
+            state: state.breaker.state(),
+            deadlines: tally.deadlines,
+            failures: tally.failures,
+            opened: tally.opened,
+            refused: tally.refused,
+            returned: tally.returned,
+            late: tally.late,
+            quarantined: tally.quarantined,
+        }
+    }
+
+    /// Reads one object per key into buffers that the call owns. See [`Store::get`].
+    pub fn get_owned<B: Buffers>(&self, mut call: Get<B>) -> Made<Get<B>> {
+        let Some(lane) = &self.lane else {
+            call.make(&*self.core.store);
+            return Made::Back(call);
+        };
+        if call.keys.is_empty() {
+            call.outcomes.clear();
+            return Made::Back(call);
+        }
+        match self.admit_pages(lane, &call.keys) {
+            Ok(pass) => {
+                let (made, end) = self.carry_out(lane, call, self.settings.load, Some(pass));
+                answered(made, end, Get::answer)
+            }
+            Err(code) => {
+                call.answer(code);
+                Made::Back(call)
+            }
+        }
+    }
+
+    /// Stores one object per key out of buffers that the call owns. See [`Store::put`].
+    pub fn put_owned<B: Buffers>(&self, mut call: Put<B>) -> Made<Put<B>> {
+        let Some(lane) = &self.lane else {
+            call.make(&*self.core.store);
+            return Made::Back(call);
+        };
+        if call.keys.is_empty() {
+            call.outcomes.clear();
+            return Made::Back(call);
+        }
+        match self.admit_pages(lane, &call.keys) {
+            Ok(pass) => {
+                let (made, end) = self.carry_out(lane, call, self.settings.save, Some(pass));
+                answered(made, end, Put::answer)
+            }
+            Err(code) => {
+                call.answer(code);
+                Made::Back(call)
+            }
+        }
+    }
+
+    /// Permission for a call, or the code of all its answers.
+    fn admit(&self) -> std::result::Result<Pass, i32> {
+        let now = self.core.clock.now();
+        let mut state = self.core.state.lock();
+        if state.closed {
+            return Err(code::CLOSED);
+        }
+        match state.breaker.admit(now) {
+            Some(pass) => Ok(pass),
+            None => {
+                state.tally.refused += 1;
+                Err(code::BREAKER_OPEN)
+            }
+        }
+    }
+
+    /// [`admit`](Self::admit) for calls that lend buffers. They do not probe, since a probe that fails
+    /// would cost the buffers: a lookup of the first key does.
+    fn admit_pages(&self, lane: &Lane, keys: &Keys) -> std::result::Result<Pass, i32> {
+        let pass = self.admit()?;
+        if !pass.is_probe() {
+            return Ok(pass);
+        }
+        let mut probe = Exist::default();
+        probe.keys.push(keys.get(0));
+        let _ = self.carry_out(lane, probe, self.settings.lookup, Some(pass));
+        let pass = self.admit()?;
+        if pass.is_probe() {
+            // That probe was never made. Neither is this one.
+            self.core.ended(Some(pass), End::Unmade);
+            return Err(code::BREAKER_OPEN);
+        }
+        Ok(pass)
+    }
+
+    /// Has a call made and waits for it until the deadline.
+    fn carry_out<C: Call>(
+        &self,
+        lane: &Lane,
+        call: C,
+        patience: Duration,
+        pass: Option<Pass>,
+    ) -> (Made<C>, Fate) {
+        let core = &self.core;
+        let deadline = core.clock.now().saturating_add(patience);
+        let ticket: Ticket<C> = Arc::new(Mutex::new(Stage::Queued(call)));
+        let item = Carrier::new(Arc::clone(core), Arc::clone(&ticket));
+        // An item that is refused gives the call back as it is dropped.
+        drop(lane.push(Box::new(item)));
+        let has_ended = || !matches!(*ticket.lock(), Stage::Queued(_) | Stage::Running);
+        lane.wait_until(Some(patience), || {
+            has_ended() || core.clock.now() >= deadline
+        });
+        let (made, fate) = conclude(core, &ticket, pass);
+        if fate == Fate::Silent
+            && let Some(panic) = lane.take_panic()
+        {
+            tracing::error!("a call of the pool panicked: {panic}");
+        }
+        (made, fate)
+    }
+
+    /// A get into memory that is only lent: it lands in memory of the call and is copied.
+    fn get_copied(
+        &self,
+        keys: &Keys,
+        mut targets: Pieces<'_, Target<'_>>,
+        out: &mut Vec<GetOutcome>,
+    ) {
+        let fail = |out: &mut Vec<GetOutcome>, code| {
+            answer_all(out, keys.len(), GetOutcome::Failed(code));
+        };
+        if !targets.fits(keys.len()) {
+            return fail(out, code::MALFORMED_CALL);
+        }
+        let sizes = (0..keys.len()).map(|key| sum(targets.of(key).iter().map(Target::size)));
+        let copies = match Copies::of(sizes) {
+            Ok(copies) => copies,
+            Err(code) => return fail(out, code),
+        };
+        let mut call = match self.get_owned(Get::new(keys.clone(), copies)) {
+            Made::Back(call) => call,
+            Made::Kept(code) => return fail(out, code),
+        };
+        if call.outcomes.len() == keys.len() {
+            let mut bytes = call.buffers.bytes();
+            let sizes = call.buffers.sizes().iter();
+            for ((key, &size), outcome) in sizes.enumerate().zip(&mut call.outcomes) {
+                let (object, later) = bytes.split_at(size.min(bytes.len()));
+                bytes = later;
+                let landed = matches!(outcome, GetOutcome::Landed(_));
+                if landed && !copy_into(targets.of(key), object) {
+                    *outcome = GetOutcome::Failed(code::UNREACHABLE_MEMORY);
+                }
+            }
+        }
+        out.clear();
+        out.append(&mut call.outcomes);
+    }
+
+    /// A put from memory that is only lent: it is copied first.
+    fn put_copied(
+        &self,
+        keys: &Keys,
+        mut sources: Pieces<'_, Source<'_>>,
+        options: &PutOptions<'_>,
+        out: &mut Vec<PutOutcome>,
+    ) {
+        let fail = |out: &mut Vec<PutOutcome>, code| {
+            answer_all(out, keys.len(), PutOutcome::Failed(code));
+        };
+        if !sources.fits(keys.len()) {
+            return fail(out, code::MALFORMED_CALL);
+        }
+        let sizes = (0..keys.len()).map(|key| sum(sources.of(key).iter().map(Source::size)));
+        let mut copies = match Copies::of(sizes) {
+            Ok(copies) => copies,
+            Err(code) => return fail(out, code),
+        };
+        let mut rest = copies.bytes_mut();
+        for key in 0..keys.len() {
+            for piece in sources.of(key) {
+                let Some(bytes) = piece.bytes() else {
+                    return fail(out, code::UNREACHABLE_MEMORY);
+                };
+                let (place, later) = rest.split_at_mut(bytes.len().min(rest.len()));
+                place.copy_from_slice(bytes.get(..place.len()).unwrap_or_default());
+                rest = later;
+            }
+        }
+        let mut call = Put::new(keys.clone(), copies);
+        call.soft_pin_ttl = options.soft_pin_ttl;
+        call.groups = options.groups.cloned();
+        call.places = options.places.map(<[_]>::to_vec);
+        match self.put_owned(call) {
+            Made::Back(mut call) => {
+                out.clear();
+                out.append(&mut call.outcomes);
+            }
+            Made::Kept(code) => fail(out, code),
+        }
+    }
+}
+
+/// The call with answers, whoever gives them.
+fn answered<C>(mut made: Made<C>, fate: Fate, answer: impl Fn(&mut C, i32)) -> Made<C> {
+    if let (Made::Back(call), Some(code)) = (&mut made, fate.code()) {
+        answer(call, code);
+    }
+    made
+}
+
+fn sum(mut sizes: impl Iterator<Item = u64>) -> Option<u64> {
+    sizes.try_fold(0, u64::checked_add)
+}
+
+/// Writes an object over pieces of its size; false when one is not host memory.
+fn copy_into(pieces: &mut [Target<'_>], mut object: &[u8]) -> bool {
+    for piece in pieces {
+        let Some(place) = piece.bytes_mut() else {
+            return false;
+        };
+        let (bytes, later) = object.split_at(place.len().min(object.len()));
+        if let Some(place) = place.get_mut(..bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+        object = later;
+    }
+    true
+}
+
+impl Store for Guarded {
+    fn capabilities(&self) -> &Capabilities {
+        self.core.store.capabilities()
+    }
+
+    fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
+        let Some(lane) = &self.lane else {
+            return self.core.store.exist(keys, out);
+        };
+        if keys.is_empty() {
+            return out.clear();
+        }
+        let pass = match self.admit() {
+            Ok(pass) => pass,
+            Err(code) => return answer_all(out, keys.len(), Presence::Unknown(code)),
+        };
+        let mut call = self.spare.lock().pop().unwrap_or_default();
+        call.keys.clear();
+        call.keys.extend(keys);
+        let (made, fate) = self.carry_out(lane, call, self.settings.lookup, Some(pass));
+        match (made, fate.code()) {
+            (Made::Back(mut call), None) => {
+                std::mem::swap(out, &mut call.out);
+                let mut spare = self.spare.lock();
+                if spare.len() < MOST_SPARE {
+                    spare.push(call);
+                }
+            }
+            (Made::Kept(code), _) | (Made::Back(_), Some(code)) => {
+                answer_all(out, keys.len(), Presence::Unknown(code));
+            }
+        }
+    }
+
+    /// Copies: see [`Guarded::put_owned`] for the way without.
+    fn put(
+        &self,
+        keys: &Keys,
+        sources: Pieces<'_, Source<'_>>,
+        options: &PutOptions<'_>,
+        out: &mut Vec<PutOutcome>,
+    ) {
+        match self.lane {
+            None => self.core.store.put(keys, sources, options, out),
+            Some(_) => self.put_copied(keys, sources, options, out),
+        }
+    }
+
+    /// Copies: see [`Guarded::get_owned`] for the way without.
+    fn get(&self, keys: &Keys, targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
+        match self.lane {
+            None => self.core.store.get(keys, targets, out),
+            Some(_) => self.get_copied(keys, targets, out),
+        }
+    }
+
+    fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {
+        let Some(lane) = &self.lane else {
+            return self.core.store.remove(keys, force, out);
+        };
+        if keys.is_empty() {
+            return out.clear();
+        }
+        let pass = match self.admit() {
+            Ok(pass) => pass,
+            Err(code) => return answer_all(out, keys.len(), RemoveOutcome::Failed(code)),
+        };
+        let call = Remove {
+            keys: keys.clone(),
+            force,
+            out: Vec::new(),
+        };
+        let (made, fate) = self.carry_out(lane, call, self.settings.save, Some(pass));
+        match (made, fate.code()) {
+            (Made::Back(mut call), None) => std::mem::swap(out, &mut call.out),
+            (Made::Kept(code), _) | (Made::Back(_), Some(code)) => {
+                answer_all(out, keys.len(), RemoveOutcome::Failed(code));
+            }
+        }
+    }
+
+    /// Not bounded: who gives up a registration must keep the memory, and no caller does so yet.
+    fn register(&self, range: Range) -> Result<()> {
+        self.core.store.register(range)
+    }
+
+    /// Not bounded, as [`register`](Self::register).
+    fn unregister(&self, range: Range) -> Result<()> {
+        self.core.store.unregister(range)
+    }
+
+    /// Down while the breaker is not closed. A pool's word on its own health may be old, so that it
+    /// opens the breaker but never closes it.
+    fn health(&self) -> Health {
+        let Some(lane) = &self.lane else {
+            return self.core.store.health();
+        };
+        let now = self.core.clock.now();
+        let pass = {
+            let mut state = self.core.state.lock();
+            if state.closed {
+                return Health::Down(code::CLOSED);
+            }
+            match state.breaker.state() {
+                State::Closed => state.breaker.admit(now),
+                State::Open | State::Probing => None,
+            }
+        };
+        let Some(pass) = pass else {
+            return Health::Down(code::BREAKER_OPEN);
+        };
+        let call = AskHealth(Health::Down(code::NO_ANSWER));
+        let (made, fate) = self.carry_out(lane, call, self.settings.lookup, Some(pass));
+        match (made, fate.code()) {
+            (Made::Back(call), None) => call.0,
+            (Made::Kept(code), _) | (Made::Back(_), Some(code)) => Health::Down(code),
+        }
+    }
+
+    /// Waits for calls inside the pool and closes it, all by the deadline. `Busy` if one is still inside: whoever leaves
+    /// last closes the pool, and nothing that it may use is freed. What the pool's own close says is passed on.
+    fn close(&self) -> Result<()> {
+        let Some(lane) = &self.lane else {
+            return self.core.store.close();
+        };
+        let core = &self.core;
+        let deadline = core.clock.now().saturating_add(self.settings.close);
+        core.state.lock().closed = true;
+        let is_empty = || core.state.lock().inside == 0;
+        lane.wait_until(Some(self.settings.close), || {
+            is_empty() || core.clock.now() >= deadline
+        });
+        {
+            let mut state = core.state.lock();
+            if state.inside > 0 {
+                state.close_on_leave = true;
+                bail!(
+                    Busy,
+                    "close: {} calls are still inside the pool after {} ms; what they may use is kept",
+                    state.inside,
+                    self.settings.close.as_millis()
+                );
+            }
+            if std::mem::replace(&mut state.close_begun, true) {
+                return Ok(());
+            }
+        }
+        let left = deadline.saturating_sub(core.clock.now());
+        let (made, fate) = self.carry_out(lane, Close(Ok(())), left, None);
+        match (made, fate) {
+            (Made::Back(call), Fate::Answered) => call.0,
+            (Made::Back(_), Fate::Missed) => {
+                // No thread took it, so it can be tried again.
+                core.state.lock().close_begun = false;
+                bail!(
+                    PoolFailed,
+                    "close: no time was left to close the pool within {} ms",
+                    self.settings.close.as_millis()
+                )
+            }
+            (Made::Kept(_), _) => bail!(
+                PoolFailed,
+                "close: the pool had not closed after {} ms",
+                self.settings.close.as_millis()
+            ),
+            (Made::Back(_), Fate::Closed | Fate::Silent) => bail!(
+                PoolFailed,
+                "close: the pool's close panicked or could not be called"
+            ),
+        }
+    }
+}
+
+impl Drop for Guarded {
+    /// Leaves threads alone that are stuck in the pool. Each has its own share of the store.
+    fn drop(&mut self) {
+        if let Some(lane) = &self.lane {
+            let stuck = lane.close(Duration::ZERO, Drain::Drop).stuck;
+            if let Some(panic) = lane.take_panic() {
+                tracing::error!("a call of the pool panicked: {panic}");
+            }
+            if stuck > 0 && self.core.state.lock().inside > 0 {
+                tracing::warn!("{stuck} threads stay inside a pool that does not answer");
+            }
+        }
+    }
+}

@@ -1,0 +1,684 @@
+//! Calls that end in time, late and never, in stepped order and on threads. No test waits for time to pass.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{OnceLock, Weak};
+
+use super::*;
+use crate::device::memory::nowhere;
+use crate::error::Kind;
+use crate::lane::{Item, ManualClock, Step, Stepper, SystemClock};
+use crate::store::faulty::{Action, Call as Kinds, Faulty, Rule, Which};
+use crate::store::{conformance, embedded};
+
+/// Longer than any test; passes only by the manual clock.
+const HOUR: Duration = Duration::from_secs(3600);
+const COOLDOWN: Duration = Duration::from_secs(2 * 3600);
+const SIZE: usize = 16;
+const TRANSPORT: i32 = -900;
+
+/// Says of the store inside that it can be late.
+struct MaybeLate(Arc<dyn Store>, Capabilities);
+
+fn maybe_late(inner: Arc<dyn Store>) -> Arc<dyn Store> {
+    let mut capabilities = inner.capabilities().clone();
+    capabilities.can_be_late = true;
+    Arc::new(MaybeLate(inner, capabilities))
+}
+
+impl Store for MaybeLate {
+    fn capabilities(&self) -> &Capabilities {
+        &self.1
+    }
+    fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
+        self.0.exist(keys, out);
+    }
+    fn put(
+        &self,
+        keys: &Keys,
+        sources: Pieces<'_, Source<'_>>,
+        options: &PutOptions<'_>,
+        out: &mut Vec<PutOutcome>,
+    ) {
+        self.0.put(keys, sources, options, out);
+    }
+    fn get(&self, keys: &Keys, targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
+        self.0.get(keys, targets, out);
+    }
+    fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {
+        self.0.remove(keys, force, out);
+    }
+    fn register(&self, range: Range) -> Result<()> {
+        self.0.register(range)
+    }
+    fn unregister(&self, range: Range) -> Result<()> {
+        self.0.unregister(range)
+    }
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+    fn close(&self) -> Result<()> {
+        self.0.close()
+    }
+}
+
+fn is_transport(code: i32) -> bool {
+    code == TRANSPORT
+}
+
+fn settings(bound: usize) -> Settings {
+    Settings {
+        lookup: HOUR,
+        load: HOUR,
+        save: HOUR,
+        close: HOUR,
+        cooldown: COOLDOWN,
+        bound,
+        callers: 1,
+        is_transport,
+    }
+}
+
+fn pool() -> Arc<embedded::Pool> {
+    let clock = Arc::new(ManualClock::new());
+    embedded::Pool::new(1 << 20, 0.05, Duration::ZERO, clock).unwrap()
+}
+
+struct Rig {
+    pool: Arc<Faulty>,
+    guard: Arc<Guarded>,
+    clock: Arc<ManualClock>,
+    stepper: Arc<Stepper>,
+}
+
+fn rig(settings: Settings, threads: bool) -> Rig {
+    let (clock, stepper) = (Arc::new(ManualClock::new()), Stepper::new());
+    let mode = match threads {
+        true => Mode::Threads,
+        false => Mode::Stepped(Arc::clone(&stepper)),
+    };
+    let pool = Faulty::new(pool(), Vec::new());
+    let inner = maybe_late(Arc::clone(&pool) as Arc<dyn Store>);
+    let time = Arc::clone(&clock) as Arc<dyn Clock>;
+    let guard = Guarded::start(inner, settings, time, &mode).unwrap();
+    Rig {
+        pool,
+        guard,
+        clock,
+        stepper,
+    }
+}
+
+fn stepped(bound: usize) -> Rig {
+    rig(settings(bound), false)
+}
+
+/// Moves the clock in its last step; calls that were pushed behind it take turns with it.
+struct Meanwhile {
+    steps: usize,
+    clock: Arc<ManualClock>,
+}
+
+impl Item for Meanwhile {
+    fn step(&mut self) -> Step {
+        self.steps -= 1;
+        if self.steps > 0 {
+            return Step::More;
+        }
+        self.clock.advance(HOUR);
+        Step::Done
+    }
+    fn name(&self) -> &'static str {
+        "meanwhile"
+    }
+}
+
+/// Does nothing, so that whoever waits looks at the clock again.
+struct Nudge;
+
+impl Item for Nudge {
+    fn step(&mut self) -> Step {
+        Step::Done
+    }
+    fn name(&self) -> &'static str {
+        "nudge"
+    }
+}
+
+fn key(name: &str) -> Keys {
+    let mut keys = Keys::default();
+    keys.push(name.as_bytes());
+    keys
+}
+
+impl Rig {
+    fn lane(&self) -> &Lane {
+        self.guard.lane.as_ref().unwrap()
+    }
+
+    /// The next call's deadline passes after so many steps of it: 0, it is still queued; 1, it is inside.
+    fn deadline_after(&self, steps: usize) {
+        let item = Meanwhile {
+            steps: steps + 1,
+            clock: Arc::clone(&self.clock),
+        };
+        assert!(self.lane().push(Box::new(item)).is_ok());
+    }
+
+    fn script(&self, call: Kinds, action: Action) {
+        self.pool.set_script(vec![Rule {
+            call,
+            at: 0..u64::MAX,
+            keys: Which::All,
+            action,
+        }]);
+    }
+
+    fn exist(&self, name: &str) -> Presence {
+        // Whatever stood there must go.
+        let mut out = vec![Presence::Present; 3];
+        self.guard.exist(&key(name), &mut out);
+        assert_eq!(out.len(), 1);
+        out[0]
+    }
+
+    fn calls(&self, kind: Kinds) -> u64 {
+        self.pool.count(kind).calls
+    }
+
+    fn fill(&self, name: &str, value: u8) {
+        let bytes = [value; SIZE];
+        let (mut sources, mut out) = ([Source::from(&bytes[..])], Vec::new());
+        let options = PutOptions::default();
+        let pieces = Pieces::one_each(&mut sources);
+        self.pool.put(&key(name), pieces, &options, &mut out);
+        assert_eq!(out, [PutOutcome::Stored]);
+    }
+
+    fn state(&self) -> State {
+        self.guard.counts().state
+    }
+}
+
+/// A buffer that tells what became of it.
+#[derive(Debug)]
+struct Watched {
+    bytes: Vec<u8>,
+    life: Arc<Life>,
+}
+
+#[derive(Debug, Default)]
+struct Life {
+    home: Mutex<Vec<Vec<u8>>>,
+    dropped: AtomicUsize,
+}
+
+impl Life {
+    /// Times that it came home, and that it was freed.
+    fn seen(&self) -> (usize, usize) {
+        (self.home.lock().len(), self.dropped.load(Ordering::SeqCst))
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.life.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Buffers for Watched {
+    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) {
+        list.push((&mut self.bytes[..]).into());
+    }
+    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) {
+        list.push((&self.bytes[..]).into());
+    }
+    fn come_home(mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.life.home.lock().push(bytes);
+    }
+}
+
+fn watched(value: u8) -> (Arc<Life>, Watched) {
+    let life = Arc::new(Life::default());
+    let bytes = vec![value; SIZE];
+    let watched = Watched {
+        bytes,
+        life: Arc::clone(&life),
+    };
+    (life, watched)
+}
+
+fn kept<C: std::fmt::Debug>(made: Made<C>) -> i32 {
+    match made {
+        Made::Kept(code) => code,
+        Made::Back(call) => panic!("it is back: {call:?}"),
+    }
+}
+
+fn back<C>(made: Made<C>) -> C {
+    match made {
+        Made::Back(call) => call,
+        Made::Kept(code) => panic!("it was kept: {code}"),
+    }
+}
+
+#[test]
+fn a_guarded_store_is_a_store() {
+    conformance::check(&|| {
+        let clock = Arc::new(SystemClock::new());
+        Guarded::start(maybe_late(pool()), settings(4), clock, &Mode::Threads).unwrap()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_store_that_cannot_be_late_is_called_inline() {
+    let pool = Faulty::new(pool(), Vec::new());
+    let caller = std::thread::current().id();
+    let (said, heard) = channel();
+    pool.set_script(vec![Rule {
+        call: Kinds::Exist,
+        at: 0..1,
+        keys: Which::All,
+        action: Action::Hook(Arc::new(move || {
+            said.send(std::thread::current().id()).unwrap()
+        })),
+    }]);
+    let clock = Arc::new(ManualClock::new());
+    let inner = Arc::clone(&pool) as Arc<dyn Store>;
+    // No thread could be started.
+    let guard = Guarded::start(inner, settings(1), clock, &Mode::FailAfter(0)).unwrap();
+    let mut out = Vec::new();
+    guard.exist(&key("a"), &mut out);
+    assert_eq!(out, [Presence::Absent]);
+    assert_eq!(heard.recv().unwrap(), caller);
+    let (life, buffer) = watched(7);
+    let call = back(guard.put_owned(Put::new(key("a"), buffer)));
+    assert_eq!(call.outcomes, [PutOutcome::Stored]);
+    assert_eq!(life.seen(), (0, 0));
+    assert_eq!(guard.counts(), Counts::default());
+    guard.close().unwrap();
+    assert_eq!(guard.health(), Health::Down(code::CLOSED));
+}
+
+#[test]
+fn threads_that_cannot_be_started_are_an_error() {
+    let clock = Arc::new(ManualClock::new());
+    let mode = Mode::FailAfter(1);
+    let error = Guarded::start(maybe_late(pool()), settings(1), clock, &mode).unwrap_err();
+    assert_eq!(error.kind(), Kind::NoThread);
+}
+
+#[test]
+fn a_late_lookup_is_unknown_and_opens_and_frees_its_place_when_it_returns() {
+    let rig = stepped(2);
+    rig.deadline_after(1);
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::DEADLINE));
+    let late = Counts {
+        state: State::Open,
+        deadlines: 1,
+        opened: 1,
+        late: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.guard.counts(), late);
+    assert_eq!(rig.stepper.step(0), Some(Step::Done));
+    assert_eq!(rig.calls(Kinds::Exist), 1);
+    let returned = Counts {
+        late: 0,
+        returned: 1,
+        ..late
+    };
+    assert_eq!(rig.guard.counts(), returned);
+    assert!(rig.stepper.pending().is_empty());
+}
+
+#[test]
+fn a_call_that_no_thread_took_by_its_deadline_is_never_made() {
+    let rig = stepped(2);
+    rig.deadline_after(0);
+    let (life, buffer) = watched(7);
+    let call = back(rig.guard.get_owned(Get::new(key("a"), buffer)));
+    assert_eq!(call.outcomes, [GetOutcome::Failed(code::DEADLINE)]);
+    assert_eq!((rig.guard.counts().late, rig.state()), (0, State::Open));
+    rig.stepper.run_all();
+    assert_eq!(rig.calls(Kinds::Any), 0);
+    assert_eq!(life.seen(), (0, 0), "the buffers are the caller's");
+    assert_eq!(call.buffers.bytes, [7; SIZE]);
+}
+
+#[test]
+fn one_lookup_probes_after_the_cooldown() {
+    let rig = stepped(2);
+    rig.fill("a", 1);
+    rig.script(Kinds::Exist, Action::Fail(TRANSPORT));
+    assert_eq!(rig.exist("a"), Presence::Unknown(TRANSPORT));
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::BREAKER_OPEN));
+    rig.clock.advance(COOLDOWN);
+    assert_eq!(rig.exist("a"), Presence::Unknown(TRANSPORT));
+    rig.clock.advance(COOLDOWN - Duration::from_nanos(1));
+    rig.pool.set_script(Vec::new());
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::BREAKER_OPEN));
+    assert_eq!(rig.guard.health(), Health::Down(code::BREAKER_OPEN));
+    rig.clock.advance(Duration::from_nanos(1));
+    assert_eq!(rig.exist("a"), Presence::Present);
+    assert_eq!(rig.guard.health(), Health::Up);
+    let counts = Counts {
+        failures: 2,
+        opened: 2,
+        refused: 2,
+        ..Counts::default()
+    };
+    assert_eq!(rig.guard.counts(), counts);
+    assert_eq!(rig.calls(Kinds::Exist), 3);
+}
+
+#[test]
+fn other_failures_of_a_key_do_not_open() {
+    let rig = stepped(2);
+    rig.script(Kinds::Any, Action::Fail(-704));
+    assert_eq!(rig.exist("a"), Presence::Unknown(-704));
+    let (life, buffer) = watched(7);
+    let call = back(rig.guard.get_owned(Get::new(key("a"), buffer)));
+    assert_eq!(call.outcomes, [GetOutcome::Failed(-704)]);
+    assert_eq!((life.seen(), rig.state()), ((0, 0), State::Closed));
+}
+
+#[test]
+fn a_late_get_keeps_its_buffers_until_it_returns() {
+    let rig = stepped(2);
+    rig.fill("a", 9);
+    rig.deadline_after(1);
+    let (life, buffer) = watched(7);
+    let made = rig.guard.get_owned(Get::new(key("a"), buffer));
+    assert_eq!(kept(made), code::DEADLINE);
+    assert_eq!(life.seen(), (0, 0), "neither reused nor freed");
+    rig.stepper.run_all();
+    assert_eq!(
+        *life.home.lock(),
+        [vec![9; SIZE]],
+        "written after the deadline"
+    );
+    assert_eq!(
+        (rig.guard.counts().late, rig.guard.counts().returned),
+        (0, 1)
+    );
+}
+
+#[test]
+fn a_late_put_stores_what_it_was_given() {
+    let rig = stepped(2);
+    rig.deadline_after(1);
+    let (life, buffer) = watched(5);
+    assert_eq!(
+        kept(rig.guard.put_owned(Put::new(key("a"), buffer))),
+        code::DEADLINE
+    );
+    assert_eq!(life.seen(), (0, 0));
+    rig.stepper.run_all();
+    assert_eq!(life.seen(), (1, 1));
+    rig.clock.advance(COOLDOWN);
+    let (_, buffer) = watched(0);
+    let call = back(rig.guard.get_owned(Get::new(key("a"), buffer)));
+    assert_eq!(call.buffers.bytes, [5; SIZE]);
+}
+
+#[test]
+fn buffers_of_a_transport_error_are_never_used_again() {
+    let rig = stepped(2);
+    rig.script(Kinds::Get, Action::Fail(TRANSPORT));
+    let (life, buffer) = watched(7);
+    assert_eq!(
+        kept(rig.guard.get_owned(Get::new(key("a"), buffer))),
+        TRANSPORT
+    );
+    rig.script(Kinds::Put, Action::Fail(TRANSPORT));
+    rig.clock.advance(COOLDOWN);
+    let (second, buffer) = watched(7);
+    assert_eq!(
+        kept(rig.guard.put_owned(Put::new(key("a"), buffer))),
+        TRANSPORT
+    );
+    // Two are held: that is the bound, whatever the pool says now.
+    rig.pool.set_script(Vec::new());
+    rig.clock.advance(COOLDOWN);
+    let calls = rig.calls(Kinds::Any);
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::BREAKER_OPEN));
+    assert_eq!(rig.calls(Kinds::Any), calls);
+    let counts = rig.guard.counts();
+    assert_eq!(
+        (counts.quarantined, counts.late, counts.failures),
+        (2, 0, 2)
+    );
+    drop(rig);
+    assert_eq!((life.seen(), second.seen()), ((0, 0), (0, 0)));
+}
+
+#[test]
+fn a_late_call_that_returns_with_a_transport_error_does_not_give_its_buffers_back() {
+    let rig = stepped(2);
+    rig.script(Kinds::Get, Action::Fail(TRANSPORT));
+    rig.deadline_after(1);
+    let (life, buffer) = watched(7);
+    assert_eq!(
+        kept(rig.guard.get_owned(Get::new(key("a"), buffer))),
+        code::DEADLINE
+    );
+    rig.stepper.run_all();
+    let counts = rig.guard.counts();
+    assert_eq!(
+        (counts.late, counts.returned, counts.quarantined),
+        (0, 1, 1)
+    );
+    assert_eq!(life.seen(), (0, 0));
+}
+
+#[test]
+fn a_panic_of_the_pool_is_no_answer() {
+    let rig = stepped(3);
+    rig.script(Kinds::Any, Action::Hook(Arc::new(|| panic!("as asked"))));
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::NO_ANSWER));
+    assert_eq!((rig.state(), rig.guard.counts().late), (State::Open, 0));
+    rig.script(Kinds::Get, Action::Hook(Arc::new(|| panic!("as asked"))));
+    rig.clock.advance(COOLDOWN);
+    let (life, buffer) = watched(7);
+    assert_eq!(
+        kept(rig.guard.get_owned(Get::new(key("a"), buffer))),
+        code::NO_ANSWER
+    );
+    assert_eq!((life.seen(), rig.guard.counts().quarantined), ((0, 0), 1));
+    rig.guard.close().unwrap();
+}
+
+#[test]
+fn pages_are_not_risked_as_a_probe() {
+    let rig = stepped(2);
+    rig.fill("a", 3);
+    rig.script(Kinds::Exist, Action::Fail(TRANSPORT));
+    assert_eq!(rig.exist("a"), Presence::Unknown(TRANSPORT));
+    rig.clock.advance(COOLDOWN);
+    let (life, buffer) = watched(7);
+    let call = back(rig.guard.get_owned(Get::new(key("a"), buffer)));
+    assert_eq!(call.outcomes, [GetOutcome::Failed(code::BREAKER_OPEN)]);
+    assert_eq!((rig.calls(Kinds::Exist), rig.calls(Kinds::Get)), (2, 0));
+    rig.pool.set_script(Vec::new());
+    rig.clock.advance(COOLDOWN);
+    let call = back(rig.guard.get_owned(call));
+    assert_eq!(call.outcomes, [GetOutcome::Landed(SIZE as u64)]);
+    assert_eq!(call.buffers.bytes, [3; SIZE]);
+    assert_eq!((rig.calls(Kinds::Exist), rig.calls(Kinds::Get)), (3, 1));
+    assert_eq!((life.seen(), rig.state()), ((0, 0), State::Closed));
+}
+
+#[test]
+fn at_the_bound_no_probe_is_made_until_a_late_call_returns() {
+    let rig = stepped(1);
+    rig.deadline_after(1);
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::DEADLINE));
+    rig.clock.advance(COOLDOWN);
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::BREAKER_OPEN));
+    assert_eq!(rig.guard.counts().late, 1);
+    rig.stepper.run_all();
+    assert_eq!(rig.exist("a"), Presence::Absent);
+    assert_eq!(rig.state(), State::Closed);
+}
+
+#[test]
+fn a_closed_guard_refuses_and_makes_no_call() {
+    let rig = stepped(2);
+    rig.guard.close().unwrap();
+    rig.guard.close().unwrap();
+    assert_eq!(rig.pool.health(), Health::Down(code::CLOSED));
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::CLOSED));
+    let (_, buffer) = watched(7);
+    let call = back(rig.guard.put_owned(Put::new(key("a"), buffer)));
+    assert_eq!(call.outcomes, [PutOutcome::Failed(code::CLOSED)]);
+    assert_eq!(rig.guard.health(), Health::Down(code::CLOSED));
+    assert_eq!(rig.calls(Kinds::Any), 0);
+}
+
+#[test]
+fn a_close_that_no_thread_took_can_be_tried_again() {
+    let rig = stepped(2);
+    rig.deadline_after(0);
+    let error = rig.guard.close().unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    assert_eq!(rig.pool.health(), Health::Up);
+    rig.guard.close().unwrap();
+    assert_eq!(rig.pool.health(), Health::Down(code::CLOSED));
+}
+
+#[test]
+fn memory_that_cannot_be_copied_is_refused() {
+    let rig = stepped(2);
+    let (source, _) = nowhere();
+    let mut out = Vec::new();
+    let mut sources = [source];
+    let pieces = Pieces::one_each(&mut sources);
+    rig.guard
+        .put(&key("a"), pieces, &PutOptions::default(), &mut out);
+    assert_eq!(out, [PutOutcome::Failed(code::UNREACHABLE_MEMORY)]);
+    assert_eq!(rig.calls(Kinds::Put), 0);
+}
+
+#[test]
+fn a_lent_target_is_untouched_by_a_late_get() {
+    let rig = stepped(2);
+    rig.fill("a", 9);
+    rig.deadline_after(1);
+    let (mut landing, mut out) = ([7_u8; SIZE], Vec::new());
+    let mut targets = [Target::from(&mut landing[..])];
+    rig.guard
+        .get(&key("a"), Pieces::one_each(&mut targets), &mut out);
+    assert_eq!(out, [GetOutcome::Failed(code::DEADLINE)]);
+    rig.stepper.run_all();
+    assert_eq!(rig.calls(Kinds::Get), 1);
+    assert_eq!(landing, [7; SIZE]);
+}
+
+/// A pool on threads that takes calls and does not answer them.
+struct Hung {
+    rig: Rig,
+    /// Dropped: all calls return.
+    gate: Option<Sender<()>>,
+    inside: Receiver<std::thread::ThreadId>,
+}
+
+fn hung(settings: Settings, call: Kinds) -> Hung {
+    let rig = rig(settings, true);
+    let (gate, closed) = channel::<()>();
+    let (said, inside) = channel();
+    let guard = OnceLock::<Weak<Guarded>>::new();
+    let _ = guard.set(Arc::downgrade(&rig.guard));
+    let (clock, closed) = (Arc::clone(&rig.clock), Mutex::new(closed));
+    let hang = move || {
+        said.send(std::thread::current().id()).unwrap();
+        clock.advance(HOUR);
+        // Wakes the caller, which finds its deadline passed.
+        if let Some(guard) = guard.get().and_then(Weak::upgrade) {
+            let _ = guard.lane.as_ref().unwrap().push(Box::new(Nudge));
+        }
+        let _ = closed.lock().recv();
+    };
+    rig.script(call, Action::Hook(Arc::new(hang)));
+    Hung {
+        rig,
+        gate: Some(gate),
+        inside,
+    }
+}
+
+/// A pool that accepts and never answers: one lookup pays its deadline, later ones pay nothing.
+#[test]
+fn case_54_a_pool_that_never_answers() {
+    let mut hung = hung(settings(2), Kinds::Any);
+    let rig = &hung.rig;
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::DEADLINE));
+    assert_ne!(hung.inside.recv().unwrap(), std::thread::current().id());
+    for _ in 0..100 {
+        assert_eq!(rig.exist("a"), Presence::Unknown(code::BREAKER_OPEN));
+    }
+    let (_, buffer) = watched(7);
+    let call = back(rig.guard.put_owned(Put::new(key("a"), buffer)));
+    assert_eq!(call.outcomes, [PutOutcome::Failed(code::BREAKER_OPEN)]);
+    let counts = Counts {
+        state: State::Open,
+        deadlines: 1,
+        opened: 1,
+        refused: 101,
+        late: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.guard.counts(), counts);
+    assert_eq!(rig.calls(Kinds::Any), 1);
+
+    // The probe hangs as well; that is the bound, and nothing is tried any more.
+    rig.clock.advance(COOLDOWN);
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::DEADLINE));
+    rig.clock.advance(COOLDOWN);
+    assert_eq!(rig.exist("a"), Presence::Unknown(code::BREAKER_OPEN));
+    assert_eq!((rig.guard.counts().late, rig.calls(Kinds::Any)), (2, 2));
+
+    // The pool comes back.
+    rig.pool.set_script(Vec::new());
+    hung.gate = None;
+    let all_returned = || rig.guard.counts().returned == 2;
+    assert!(rig.lane().wait_until(None, all_returned));
+    assert_eq!(rig.exist("a"), Presence::Absent);
+    let counts = rig.guard.counts();
+    assert_eq!((counts.state, counts.late), (State::Closed, 0));
+    rig.guard.close().unwrap();
+}
+
+#[test]
+fn a_close_leaves_stuck_calls_alone_and_the_last_one_out_closes() {
+    let impatient = Settings {
+        close: Duration::ZERO,
+        ..settings(2)
+    };
+    let mut hung = hung(impatient, Kinds::Get);
+    let (life, buffer) = watched(7);
+    let made = hung.rig.guard.get_owned(Get::new(key("a"), buffer));
+    assert_eq!(kept(made), code::DEADLINE);
+    let error = hung.rig.guard.close().unwrap_err();
+    assert_eq!(error.kind(), Kind::Busy, "{error}");
+    assert_eq!(
+        hung.rig.pool.health(),
+        Health::Up,
+        "not closed under a call"
+    );
+    let core = Arc::clone(&hung.rig.guard.core);
+    let Rig { pool, guard, .. } = hung.rig;
+    // Nothing waits for the stuck thread.
+    drop(guard);
+    assert_eq!(life.seen(), (0, 0));
+    hung.gate = None;
+    // Everything that a stuck thread keeps alive goes with it.
+    while Arc::strong_count(&core) > 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(life.seen(), (1, 1));
+    assert_eq!(pool.health(), Health::Down(code::CLOSED));
+    assert_eq!(core.state.lock().inside, 0);
+}

@@ -6,7 +6,8 @@
  *   abi LIBRARY MASTER read NAME     reads them in another
  *   abi LIBRARY MASTER remove NAME   removes them
  *   abi LIBRARY MASTER effects NAME  what loading and a client's life do to the process, with the
- *                                    cures, and without them (NAME is "bare") */
+ *                                    cures, and without them (NAME is "bare")
+ *   abi LIBRARY MASTER lose NAME     a signal that no cure here keeps from it; never returns */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -19,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define KEYS 2
 #define SIZE ((size_t)64 << 10)
@@ -181,11 +183,22 @@ static void remove_keys(void) {
 
 /* ---- what happens to the process ---- */
 
-static int threads(void) {
+/* How many threads there are, or how many of them a SIGTERM for the process could interrupt. */
+static int threads(bool interruptible) {
   int count = 0;
   DIR *tasks = opendir("/proc/self/task");
   EXPECT(tasks != NULL);
-  for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) count += entry->d_name[0] != '.';
+  for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
+    char path[300], line[128];
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+    FILE *status = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
+    if (status == NULL) continue;
+    unsigned long long mask = 0;
+    while (fgets(line, sizeof line, status) != NULL)
+      if (strncmp(line, "SigBlk:", 7) == 0) mask = strtoull(line + 7, NULL, 16);
+    fclose(status);
+    count += !interruptible || (mask >> (SIGTERM - 1) & 1) == 0;
+  }
   closedir(tasks);
   return count;
 }
@@ -205,7 +218,7 @@ static void remember(void) {
 /* Prints what is other than remembered; answers how much that is. */
 static int changes(const char *when) {
   int count = 0;
-  printf("%s: %d threads;", when, threads());
+  printf("%s: %d threads, %d take SIGTERM;", when, threads(false), threads(true));
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction now;
     if (sigaction(number, NULL, &now) == 0 && !is_same(&now, &handlers[number])) {
@@ -225,15 +238,32 @@ static int changes(const char *when) {
   return count;
 }
 
+/* The threads that these start have the mask of the one that calls. */
 static void *create_apart(void *unused) {
   (void)unused;
   client = api.create();
   return NULL;
 }
+static void *join_apart(void *master) {
+  join(master);
+  fill();
+  put(NULL);
+  get();
+  return NULL;
+}
+static void apart(void *(*run)(void *), void *argument) {
+  pthread_t thread;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  EXPECT(pthread_create(&thread, NULL, run, argument) == 0);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  EXPECT(pthread_join(thread, NULL) == 0);
+}
 
-static void effects(const char *path, const char *master, bool cured) {
+static void effects(const char *path, char *master, bool cured) {
   remember();
-  printf("before: %d threads\n", threads());
+  printf("before: %d threads\n", threads(false));
   sigset_t all;
   sigfillset(&all);
   start();
@@ -246,38 +276,49 @@ static void effects(const char *path, const char *master, bool cured) {
       if (sigaction(number, NULL, &now) == 0 && !is_same(&now, &handlers[number]))
         sigaction(number, &handlers[number], NULL);
     }
-  } else {
-    EXPECT(changes("after load") > 0);
-  }
-  start();
-  if (cured) {
-    pthread_t apart;
-    EXPECT(pthread_create(&apart, NULL, create_apart, NULL) == 0);
-    EXPECT(pthread_join(apart, NULL) == 0);
     pthread_sigmask(SIG_SETMASK, &blocked, NULL);
-  } else {
-    client = api.create();
   }
+  int after_load = changes("after load");
+  start();
+  if (cured)
+    apart(create_apart, NULL);
+  else
+    create_apart(NULL);
   report("create");
   int after_create = changes("after create");
   start();
-  join(master);
-  int after_setup = changes("after setup");
-  fill();
-  put(NULL);
-  get();
+  if (cured)
+    apart(join_apart, master);
+  else
+    join_apart(master);
+  int after_calls = changes("after setup and calls");
+  int interruptible = threads(true);
   for (size_t key = 0; key < KEYS; ++key) EXPECT(api.remove(client, keys[key], 1) == 0);
-  int after_calls = changes("after calls");
   leave();
   int at_end = changes("after destroy");
-  if (cured) EXPECT(after_create + after_setup + after_calls + at_end == 0);
+  EXPECT(cured == (after_load + after_create + after_calls + at_end == 0));
+  /* Ours, and theirs that waits for signals, see `lose`. */
+  EXPECT(cured == (interruptible == 2));
   dlclose(library);
   changes("after dlclose");
 }
 
+/* A host that keeps SIGTERM for itself, with all cures: `create` starts a thread that waits for the
+ * signal as well, and ends the process when it gets it. */
+static void lose(const char *path) {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, NULL);
+  load(path);
+  apart(create_apart, NULL);
+  kill(getpid(), SIGTERM);
+  sleep(10);
+}
+
 int main(int count, char **arguments) {
   EXPECT(count == 5);
-  const char *path = arguments[1], *master = arguments[2], *role = arguments[3];
+  const char *path = arguments[1], *role = arguments[3];
+  char *master = arguments[2];
   setvbuf(stdout, NULL, _IOLBF, 0);
   memory = mmap(NULL, KEYS * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   EXPECT(memory != MAP_FAILED);
@@ -285,6 +326,10 @@ int main(int count, char **arguments) {
     snprintf(names[key], sizeof names[key], "%s/%zu", arguments[4], key);
     keys[key] = names[key];
     places[key] = memory + key * SIZE;
+  }
+  if (strcmp(role, "lose") == 0) {
+    lose(path);
+    return 0;
   }
   if (strcmp(role, "effects") == 0) {
     effects(path, master, strcmp(arguments[4], "bare") != 0);

@@ -10,6 +10,7 @@
 pub mod conformance;
 pub mod embedded;
 pub mod faulty;
+pub mod mooncake;
 
 use std::time::Duration;
 

@@ -3,17 +3,18 @@
 //! (`scripts/pool env`).
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 #![allow(
     unsafe_code,
     reason = "loads libraries and asks the system about signals"
 )]
 
 use std::process::Command;
-use std::sync::Mutex;
 use std::{env, fs, mem, ptr};
 
 use kvbridge::error::{Error, Kind};
 use kvbridge::store::mooncake::Library;
+use parking_lot::Mutex;
 
 /// Tests of what a load does to the process, one at a time.
 static PROCESS: Mutex<()> = Mutex::new(());
@@ -58,7 +59,7 @@ fn without<'a>(names: &[&'a str], out: &[&str]) -> Vec<&'a str> {
 }
 
 fn refusal(library: &str) -> Error {
-    let _one = PROCESS.lock().unwrap();
+    let _one = PROCESS.lock();
     // SAFETY: what these tests load does nothing but what they say.
     unsafe { Library::open(library) }.unwrap_err()
 }
@@ -106,7 +107,7 @@ fn two_missing_functions_are_named_in_one_error() {
 
 #[test]
 fn what_is_optional_may_be_missing() {
-    let _one = PROCESS.lock().unwrap();
+    let _one = PROCESS.lock();
     let old = stand_in("old", &NEEDED, "");
     let new = stand_in(
         "new",
@@ -121,7 +122,7 @@ fn what_is_optional_may_be_missing() {
 
 #[test]
 fn no_client_is_an_error() {
-    let _one = PROCESS.lock().unwrap();
+    let _one = PROCESS.lock();
     let library = stand_in("no_client", &NEEDED, "");
     // SAFETY: as in `refusal`.
     let library = unsafe { Library::open(&library) }.unwrap();
@@ -156,7 +157,7 @@ fn blocked() -> Vec<i32> {
 
 /// What the real library does, in small: takes handlers and starts a thread when it is loaded, starts
 /// another and blocks a signal in its caller when it makes a client. Its threads note whether they
-/// could be given a SIGTERM.
+/// could be given another signal.
 const TAKES_SIGNALS: &str = r"
 #include <pthread.h>
 #include <signal.h>
@@ -165,7 +166,7 @@ static void taken(int number) {}
 static void *run(void *unused) {
   sigset_t mask;
   pthread_sigmask(SIG_BLOCK, 0, &mask);
-  interruptible += !sigismember(&mask, SIGTERM);
+  interruptible += !sigismember(&mask, SIGUSR2);
   ++started;
   return 0;
 }
@@ -196,7 +197,7 @@ long mooncake_store_get_size(void) { return started * 100 + interruptible * 10 +
 
 #[test]
 fn handlers_and_masks_are_the_hosts() {
-    let _one = PROCESS.lock().unwrap();
+    let _one = PROCESS.lock();
     let functions = without(&NEEDED, &["create", "destroy", "get_size"]);
     let path = stand_in("takes_signals", &functions, TAKES_SIGNALS);
     // SAFETY: a handler that does nothing, for a signal that nobody sends.
@@ -226,7 +227,7 @@ fn handlers_and_masks_are_the_hosts() {
 
 #[test]
 fn the_real_library_leaves_signals_alone() {
-    let _one = PROCESS.lock().unwrap();
+    let _one = PROCESS.lock();
     let Some(path) = env::var_os("KVB_MOONCAKE_LIBRARY") else {
         eprintln!("skipped: KVB_MOONCAKE_LIBRARY is not set");
         return;

@@ -55,12 +55,12 @@ macro_rules! symbols {
                 Ok(Self {
                     $(
                         // SAFETY: the caller's promise; a function's pointer has the size of one.
-                        $name: unsafe { std::mem::transmute::<NonNull<c_void>, _>($name) },
+                        $name: unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($argument),*) $(-> $answer)?>($name) },
                     )+
                     $(
                         $optional: $optional.map(|found| {
                             // SAFETY: as above.
-                            unsafe { std::mem::transmute::<NonNull<c_void>, _>(found) }
+                            unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($optional_argument),*) $(-> $optional_answer)?>(found) }
                         }),
                     )+
                 })

@@ -35,6 +35,10 @@ const NEEDED: [&str; 11] = [
 
 /// Compiles a library of functions that do nothing, but for what `code` defines.
 fn stand_in(name: &str, functions: &[&str], code: &str) -> String {
+    linked(name, functions, code, "-Wl,-z,lazy")
+}
+
+fn linked(name: &str, functions: &[&str], code: &str, how: &str) -> String {
     let folder = env!("CARGO_TARGET_TMPDIR");
     let source = format!("{folder}/{name}.c");
     let library = format!("{folder}/lib{name}.so");
@@ -45,7 +49,7 @@ fn stand_in(name: &str, functions: &[&str], code: &str) -> String {
     fs::write(&source, text).unwrap();
     let status = Command::new("cc")
         .args([
-            "-shared", "-fPIC", "-w", "-pthread", "-o", &library, &source,
+            "-shared", "-fPIC", "-w", "-pthread", how, "-o", &library, &source,
         ])
         .status()
         .unwrap();
@@ -195,6 +199,18 @@ void mooncake_store_destroy(void *client) { ended += client == &started; }
 long mooncake_store_get_size(void) { return started * 100 + interruptible * 10 + ended; }
 ";
 
+/// What a stand-in's own `mooncake_store_get_size` answers.
+fn size_of_nothing(path: &str) -> i64 {
+    let path = std::ffi::CString::new(path).unwrap();
+    // SAFETY: a function of a library that is open already.
+    unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        let function = libc::dlsym(library, c"mooncake_store_get_size".as_ptr());
+        assert!(!function.is_null());
+        mem::transmute::<*mut libc::c_void, extern "C" fn() -> i64>(function)()
+    }
+}
+
 #[test]
 fn handlers_and_masks_are_the_hosts() {
     let _one = PROCESS.lock();
@@ -214,15 +230,86 @@ fn handlers_and_masks_are_the_hosts() {
     assert!(blocked().is_empty());
 
     // What its threads saw: two were started, none of them could be interrupted, one client ended.
-    let path = std::ffi::CString::new(path).unwrap();
-    // SAFETY: the function above.
-    let seen = unsafe {
-        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-        let function = libc::dlsym(library, c"mooncake_store_get_size".as_ptr());
-        assert!(!function.is_null());
-        mem::transmute::<*mut libc::c_void, extern "C" fn() -> i64>(function)()
-    };
-    assert_eq!(seen, 201);
+    assert_eq!(size_of_nothing(&path), 201);
+}
+
+/// Starts a thread that waits for a signal, as the real one does. Asked for a size, sends it that
+/// signal, then another one to a thread that waits by a way that nobody has changed, and answers 10
+/// if the latter took its, and 1 if the former did.
+const WAITS_FOR_SIGNALS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+static pthread_t waiting;
+static volatile int taken;
+static int (*unchanged)(const sigset_t *, int *);
+static void *wait_changed(void *set) {
+  int number;
+  if (sigwait(set, &number) == 0) taken += 1;
+  return 0;
+}
+static void *wait_unchanged(void *set) {
+  int number;
+  if (unchanged(set, &number) == 0) taken += 10;
+  return 0;
+}
+static sigset_t set;
+void *mooncake_store_create(void) {
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &set, 0);
+  pthread_create(&waiting, 0, wait_changed, &set);
+  return &waiting;
+}
+long mooncake_store_get_size(void) {
+  pthread_t thread;
+  sigset_t before;
+  unchanged = dlsym(RTLD_DEFAULT, "sigwait");
+  pthread_sigmask(SIG_BLOCK, &set, &before);
+  pthread_kill(waiting, SIGUSR1);
+  pthread_create(&thread, 0, wait_unchanged, &set);
+  pthread_kill(thread, SIGUSR1);
+  pthread_join(thread, 0);
+  pthread_sigmask(SIG_SETMASK, &before, 0);
+  return taken;
+}
+"#;
+
+#[test]
+fn no_thread_of_the_library_takes_the_hosts_signals() {
+    let _one = PROCESS.lock();
+    let functions = without(&NEEDED, &["create", "get_size"]);
+    // With the table of jumps as the compiler makes it, read-only, and without one.
+    for (name, how) in [
+        ("waits_lazy", "-Wl,-z,lazy"),
+        ("waits_now", "-Wl,-z,relro,-z,now"),
+        ("waits_no_plt", "-fno-plt"),
+    ] {
+        let path = linked(name, &functions, WAITS_FOR_SIGNALS, how);
+        // SAFETY: as in `refusal`.
+        let library = unsafe { Library::open(&path) }.unwrap();
+        let client = library.client().unwrap();
+        assert_eq!(size_of_nothing(&path), 10, "{name}");
+        drop(client);
+    }
+}
+
+/// For each thread that the library started, whether it could be given a SIGTERM.
+fn interruptible() -> Vec<bool> {
+    let mut found = Vec::new();
+    for task in fs::read_dir("/proc/self/task").unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        if field("Name:") == "kvb-apart" {
+            let mask = u64::from_str_radix(&field("SigBlk:"), 16).unwrap();
+            found.push(mask >> (libc::SIGTERM - 1) & 1 == 0);
+        }
+    }
+    found
 }
 
 #[test]
@@ -240,4 +327,8 @@ fn the_real_library_leaves_signals_alone() {
         drop(library.client().unwrap());
         assert_eq!((handlers(), blocked()), before);
     }
+    // Long enough for its threads to be where they stay.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let found = interruptible();
+    assert!(!found.is_empty() && !found.contains(&true), "{found:?}");
 }

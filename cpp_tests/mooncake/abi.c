@@ -7,7 +7,8 @@
  *   abi LIBRARY MASTER remove NAME   removes them
  *   abi LIBRARY MASTER effects NAME  what loading and a client's life do to the process, with the
  *                                    cures, and without them (NAME is "bare")
- *   abi LIBRARY MASTER lose NAME     a signal that no cure here keeps from it; never returns */
+ *   abi LIBRARY MASTER lose NAME     ends by a SIGTERM that is the host's: why the library does
+ * more */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

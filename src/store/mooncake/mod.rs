@@ -2,8 +2,8 @@
 //! library was built. So far it is loaded and a client made and ended; a configuration that asks
 //! for this store is still refused.
 //!
-//! `symbols` finds the functions, `signals` keeps the host's signals its own. What the library does
-//! to a process, and what is done about it, stands in `docs/design/mooncake.md`.
+//! `symbols` finds the functions, `signals` and `watcher` keep the host's signals its own. What the
+//! library does to a process, and what is done about it, stands in `docs/design/mooncake.md`.
 
 #![allow(
     unsafe_code,
@@ -12,6 +12,7 @@
 
 mod signals;
 mod symbols;
+mod watcher;
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
@@ -37,7 +38,8 @@ pub struct Library {
 
 impl Library {
     /// Loads the library of this name, which the loader searches for, or at this path. Handlers and
-    /// mask are as before when this returns; threads that the load started take no signals.
+    /// mask are as before when this returns; threads that the load started take no signals but
+    /// those of faults.
     ///
     /// Blocks: while it is loaded, some 50 ms the first time. Errors: `InvalidArgument`, the name
     /// holds a NUL; `PoolRefused`, with the loader's reason or the names of what it lacks.
@@ -69,11 +71,15 @@ impl Library {
         // SAFETY: the handle is open and stays so; the rest is the caller's promise.
         let symbols =
             unsafe { Symbols::resolve(|symbol| libc::dlsym(found.as_ptr(), symbol.as_ptr())) };
+        let symbols = symbols.map_err(|error| {
+            error.within(format!("the library {name:?} is not Mooncake's store"))
+        })?;
+        // SAFETY: open for good, and nobody has called a function of it through us yet.
+        let disarmed = unsafe { watcher::disarm(found) };
+        tracing::debug!(library = name, disarmed, "waits for signals taken out");
         Ok(Arc::new(Self {
             name: name.to_owned(),
-            symbols: symbols.map_err(|error| {
-                error.within(format!("the library {name:?} is not Mooncake's store"))
-            })?,
+            symbols,
         }))
     }
 
@@ -82,8 +88,7 @@ impl Library {
         self.symbols.setup_with_tenant.is_some()
     }
 
-    /// Makes a client without a connection. Threads that this starts take no signals but one, which
-    /// waits for SIGHUP, SIGINT, SIGUSR1 and SIGTERM.
+    /// Makes a client without a connection. Threads that this starts take no signals.
     ///
     /// Blocks: some 100 ms the first time. Errors: `NoThread`; `PoolFailed`, there is none.
     pub fn client(self: &Arc<Self>) -> Result<Client> {

@@ -7,8 +7,7 @@
  *   abi LIBRARY MASTER remove NAME   removes them
  *   abi LIBRARY MASTER effects NAME  what loading and a client's life do to the process, with the
  *                                    cures, and without them (NAME is "bare")
- *   abi LIBRARY MASTER lose NAME     ends by a SIGTERM that is the host's: why the library does
- * more */
+ *   abi LIBRARY MASTER lose NAME     ends by a SIGTERM of the host's in spite of the cures */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

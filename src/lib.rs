@@ -17,7 +17,8 @@
 //! | halves | `scheduler`, `worker` | all above, but not each other: they meet in [`link`] and [`metadata`] |
 //! | boundary | `ffi` | everything; nothing uses it |
 //!
-//! `unsafe` stands only where memory or foreign code is met: `ffi`, `device`, the embedded pool's arena.
+//! `unsafe` stands only where memory or foreign code is met: `ffi`, `device`, the embedded pool's arena,
+//! Mooncake's library.
 
 pub mod config;
 pub mod device;

@@ -11,6 +11,11 @@ has_header() {
   command -v g++ >/dev/null && echo "#include <$1>" | g++ -E -x c++ - >/dev/null 2>&1
 }
 
+# True when the dynamic loader finds the library.
+has_library() {
+  [[ $(PATH=$PATH:/sbin:/usr/sbin ldconfig -p) == *"$1 "* ]]
+}
+
 # True when what PACKAGE is wanted for is there, wherever it came from.
 has_package() {
   case $1 in
@@ -22,6 +27,10 @@ has_package() {
     python3-venv) python3 -c 'import ensurepip' >/dev/null 2>&1 ;;
     libgtest-dev) has_header gtest/gtest.h ;;
     zlib1g-dev) has_header zlib.h ;;
+    libibverbs1) has_library libibverbs.so.1 ;;
+    ibverbs-providers) has_library libmlx5.so.1 ;;
+    libnuma1) has_library libnuma.so.1 ;;
+    libcurl4) has_library libcurl.so.4 ;;
     *) command -v "$1" >/dev/null ;;
   esac
 }

@@ -12,6 +12,7 @@ pub mod conformance;
 pub mod embedded;
 pub mod faulty;
 pub mod guarded;
+pub mod mooncake;
 
 use std::time::Duration;
 

@@ -1,0 +1,112 @@
+//! What keeps a host's signals its own while foreign code is loaded and started.
+//!
+//! Mooncake's library starts a Go runtime as it is loaded, which takes over handlers, and its
+//! threads inherit the mask of the thread that starts them. So it is loaded with all signals
+//! blocked, the handlers are put back, and what starts threads or changes the caller's mask runs
+//! on a thread that ends right after.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::thread;
+
+use crate::error::{Error, Kind, Result};
+
+/// All signals that have a number; the C library refuses its own two and SIGKILL, SIGSTOP.
+const LAST: libc::c_int = 64;
+
+/// All signals are blocked in the thread that made this until it is dropped there.
+pub(super) struct Blocked {
+    before: libc::sigset_t,
+    /// The mask is the thread's.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Blocked {
+    pub(super) fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both point to sets; the first is filled before it is read, the second by the
+        // call, which cannot fail with this first argument.
+        let before = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::sigemptyset(before.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        Self {
+            before,
+            _not_send: std::marker::PhantomData,
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: a set that the same call gave.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
+}
+
+/// What the process does on each signal, at one moment.
+pub(super) struct Handlers(Vec<(libc::c_int, libc::sigaction)>);
+
+impl Handlers {
+    pub(super) fn now() -> Self {
+        Self(
+            (1..=LAST)
+                .filter_map(|number| Some((number, handler(number)?)))
+                .collect(),
+        )
+    }
+
+    /// Puts back what has changed since; answers how many that were.
+    ///
+    /// A handler that another thread installs in between is lost; hosts open their pool before, or
+    /// after, they install theirs.
+    pub(super) fn restore(&self) -> usize {
+        let mut changed = 0;
+        for (number, before) in &self.0 {
+            if handler(*number).is_some_and(|now| !is_same(&now, before)) {
+                // SAFETY: an action that was in force for this very signal.
+                unsafe { libc::sigaction(*number, before, ptr::null_mut()) };
+                changed += 1;
+            }
+        }
+        changed
+    }
+}
+
+fn handler(number: libc::c_int) -> Option<libc::sigaction> {
+    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only asks; the pointer is to an action, for which zeros are a value.
+    let asked = unsafe { libc::sigaction(number, ptr::null(), now.as_mut_ptr()) };
+    // SAFETY: as above.
+    (asked == 0).then(|| unsafe { now.assume_init() })
+}
+
+fn is_same(a: &libc::sigaction, b: &libc::sigaction) -> bool {
+    // The C library sets a flag of its own in what it installs.
+    const OF_THE_C_LIBRARY: libc::c_int = 0x0400_0000;
+    a.sa_sigaction == b.sa_sigaction && (a.sa_flags ^ b.sa_flags) & !OF_THE_C_LIBRARY == 0
+}
+
+/// Runs `work` on a thread of its own with all signals blocked, which is over when this returns.
+///
+/// Blocks as long as `work`. Errors: `NoThread`.
+pub(super) fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    let failed = |why: String| Error::new(Kind::NoThread, why);
+    thread::scope(|scope| {
+        // A thread has the mask of the one that starts it.
+        let blocked = Blocked::new();
+        let thread = thread::Builder::new()
+            .name("kvb-apart".to_owned())
+            .spawn_scoped(scope, work);
+        drop(blocked);
+        thread
+            .map_err(|error| failed(format!("a thread to start Mooncake on: {error}")))?
+            .join()
+            .map_err(|_| failed("the thread that Mooncake was started on panicked".to_owned()))
+    })
+}

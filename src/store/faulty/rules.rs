@@ -24,13 +24,13 @@ pub struct Rule {
 /// Kinds of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// [`Store::exist`].
+    /// [`Store::exist`](crate::store::Store::exist).
     Exist,
-    /// [`Store::put`].
+    /// [`Store::put`](crate::store::Store::put).
     Put,
-    /// [`Store::get`].
+    /// [`Store::get`](crate::store::Store::get).
     Get,
-    /// [`Store::remove`].
+    /// [`Store::remove`](crate::store::Store::remove).
     Remove,
     /// Each of them.
     Any,

@@ -45,7 +45,7 @@ pub enum Made<C> {
     /// The call with an outcome per key. The buffers are the caller's again.
     Back(C),
     /// Every key failed with this code. The pool may still use the buffers: they come home when the call
-    /// returns ([`Buffers::come_home`]), or never.
+    /// returns ([`Buffers::come_home`](super::Buffers::come_home)), or never.
     Kept(i32),
 }
 

@@ -17,12 +17,13 @@ use kvbridge::ffi::scheduler::{
     kvb_pass, kvb_scheduler, kvb_scheduler_allocated, kvb_scheduler_build, kvb_scheduler_finished,
     kvb_scheduler_free, kvb_scheduler_match, kvb_scheduler_new, kvb_step,
 };
+use kvbridge::ffi::stats::{kvb_stats, kvb_worker_stats};
 use kvbridge::ffi::status::{KVB_MALFORMED, KVB_OK, KVB_PANIC, KVB_POISONED, kvb_status};
 use kvbridge::ffi::store::{kvb_store, kvb_store_open};
 use kvbridge::ffi::worker::{
-    kvb_stats, kvb_worker, kvb_worker_bind, kvb_worker_free, kvb_worker_get_finished,
-    kvb_worker_new, kvb_worker_register_layout, kvb_worker_shutdown, kvb_worker_start_load,
-    kvb_worker_stats, kvb_worker_take_failed_loads, kvb_worker_wait_for_save,
+    kvb_worker, kvb_worker_bind, kvb_worker_free, kvb_worker_get_finished, kvb_worker_new,
+    kvb_worker_register_layout, kvb_worker_shutdown, kvb_worker_start_load,
+    kvb_worker_take_failed_loads, kvb_worker_wait_for_save,
 };
 use kvbridge::metadata::Metadata;
 use std::ffi::{c_char, c_void};

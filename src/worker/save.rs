@@ -29,6 +29,18 @@ pub(super) struct SaveScratch {
     sources: Vec<Source<'static>>,
 }
 
+impl SaveScratch {
+    /// Leaves only those pages in the batch that `wanted` picks by number; how many went.
+    fn retain(&mut self, wanted: impl Fn(usize) -> bool + Copy) -> u64 {
+        let before = self.pages.len();
+        self.keys.retain(wanted);
+        retain_by_index(&mut self.pages, wanted);
+        retain_by_index(&mut self.payloads, wanted);
+        retain_by_index(&mut self.blocks, wanted);
+        (before - self.pages.len()) as u64
+    }
+}
+
 /// The next page to save: pages of a run go from its last block to its first, so that in a pool
 /// that evicts by age the tail of a chain goes before its head.
 #[derive(Debug, Clone, Copy, Default)]
@@ -290,15 +302,10 @@ impl SaveItem {
             // Says nothing about any key; a put of an existing key changes nothing.
             return;
         }
-        let present = &scratch.present;
-        let wanted = |number: usize| present[number] != Presence::Present;
-        scratch.keys.retain(wanted);
-        retain_by_index(&mut scratch.pages, wanted);
-        retain_by_index(&mut scratch.payloads, wanted);
-        retain_by_index(&mut scratch.blocks, wanted);
-        stats
-            .already_stored_pages
-            .add((present.len() - scratch.pages.len()) as u64);
+        let present = std::mem::take(&mut scratch.present);
+        let dropped = scratch.retain(|number| present[number] != Presence::Present);
+        scratch.present = present;
+        stats.already_stored_pages.add(dropped);
     }
 
     /// Takes pages out of the batch that are the engine's again.
@@ -306,18 +313,12 @@ impl SaveItem {
         if released.is_empty() {
             return;
         }
-        let blocks = std::mem::take(&mut scratch.blocks);
-        let wanted = |number: usize| {
-            let block: &BlockOf = &blocks[number];
-            !released.contains(&(block.request_id, block.generation))
-        };
-        scratch.keys.retain(wanted);
-        retain_by_index(&mut scratch.pages, wanted);
-        retain_by_index(&mut scratch.payloads, wanted);
-        let dropped = blocks.len() - scratch.pages.len();
-        self.shared.stats.dropped_save_pages.add(dropped as u64);
-        let kept = (0..blocks.len()).filter(|&number| wanted(number));
-        scratch.blocks = kept.map(|number| blocks[number]).collect();
+        let lives = scratch.blocks.iter();
+        let over: Vec<bool> = lives
+            .map(|block| released.contains(&(block.request_id, block.generation)))
+            .collect();
+        let dropped = scratch.retain(|number| !over[number]);
+        self.shared.stats.dropped_save_pages.add(dropped);
     }
 
     fn note_outcomes(&self, scratch: &SaveScratch) {

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-const CATCH: &str = "src/ffi/catch.cc";
+const CATCH: &str = "src/catch.cc";
 const SOURCE: &str = "src/ffi/global.rs";
 const CONSTANT: &str = "pub const KVB_ABI_VERSION: u32 = ";
 

@@ -11,15 +11,16 @@
 //!
 //! | layer | modules | may use |
 //! | --- | --- | --- |
-//! | leaves | `error`, `plant`, `sync` | nothing of ours |
+//! | leaves | `catch`, `error`, `plant`, `sync` | nothing of ours |
 //! | pure | `config`, `engine`, `keys`, `layout`, `link`, `metadata`, `page`, `stats` | leaves, pure |
 //! | effects | `device`, `lane`, `node`, `staging`, `store` | leaves, pure, effects |
 //! | halves | `scheduler`, `worker` | all above, but not each other: they meet in [`link`] and [`metadata`] |
 //! | boundary | `ffi` | everything; nothing uses it |
 //!
 //! `unsafe` stands only where memory or foreign code is met: `ffi`, `device`, the embedded pool's arena,
-//! Mooncake's library.
+//! Mooncake's library, and `catch`, the way out into the host's functions.
 
+mod catch;
 pub mod config;
 pub mod device;
 pub mod engine;

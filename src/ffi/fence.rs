@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::args::{Plain, choice};
-use super::catch::call_host;
+use crate::catch::call_host;
 use crate::error::{Error, Kind, Result, bail};
 use crate::worker::{Fence, Wait};
 

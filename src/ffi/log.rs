@@ -4,8 +4,8 @@
 //! the threads that such a call starts. It holds no state of its own, so that it always speaks to
 //! the callback set last, whenever a thread was started.
 
-use super::catch::call_host;
 use super::message;
+use crate::catch::call_host;
 use crate::error::{Result, bail};
 use parking_lot::{Mutex, RwLock};
 use std::cell::{Cell, RefCell};

@@ -7,16 +7,12 @@ use super::handle::{self, Noun, Shared};
 use super::log;
 use super::plain::{self, kvb_bytes, kvb_engine};
 use super::status::kvb_status;
-use crate::config::{Config, StoreKind};
 use crate::device::memory::{Source, Target};
-use crate::engine::Engine;
 use crate::error::{Result, bail};
 use crate::keys::Keys;
-use crate::node::{self, Budget};
-use crate::store::embedded::{self, Pool};
+use crate::store::connection::Connection;
 use crate::store::faulty::{Faults, Faulty};
 use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
-use crate::sync::SystemClock;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -39,24 +35,24 @@ impl Noun for kvb_store {
 
 /// What stands behind a store: the pool, and the faults that wrap it, from the inside out.
 pub(super) struct Opened {
-    pool: Arc<Pool>,
+    connection: Connection,
     faults: Vec<Arc<Faults>>,
     store: Arc<dyn Store>,
 }
 
 impl Opened {
-    fn new(pool: Arc<Pool>, faults: Vec<Arc<Faults>>) -> Self {
-        let store = wrapped(Arc::<Pool>::clone(&pool), &faults);
-        Self {
-            pool,
+    fn new(connection: Connection, faults: Vec<Arc<Faults>>) -> Result<Self> {
+        let store = wrapped(connection.handle()?, &faults);
+        Ok(Self {
+            connection,
             faults,
             store,
-        }
+        })
     }
 
     /// Another handle on the same pool, under the same faults.
     pub(super) fn handle(&self) -> Result<Arc<dyn Store>> {
-        Ok(wrapped(self.pool.handle()?, &self.faults))
+        Ok(wrapped(self.connection.handle()?, &self.faults))
     }
 }
 
@@ -69,8 +65,7 @@ impl Drop for Opened {
     }
 }
 
-fn wrapped(pool: Arc<Pool>, faults: &[Arc<Faults>]) -> Arc<dyn Store> {
-    let mut store: Arc<dyn Store> = pool;
+fn wrapped(mut store: Arc<dyn Store>, faults: &[Arc<Faults>]) -> Arc<dyn Store> {
     for faults in faults {
         store = Faulty::over(store, Arc::clone(faults));
     }
@@ -181,8 +176,8 @@ pub unsafe extern "C" fn kvb_store_open(
                 "a store table is not supported in this build; pass NULL"
             );
         }
-        let pool = log::always(|| open(config, &engine))?;
-        out.write(handle::create(Opened::new(pool, Vec::new()), ()));
+        let connection = log::always(|| Connection::open(config, &engine))?;
+        out.write(handle::create(Opened::new(connection, Vec::new())?, ()));
         Ok(())
     })
 }
@@ -214,40 +209,10 @@ pub unsafe extern "C" fn kvb_store_wrap_faulty(
         let opened = store.common();
         let mut faults = opened.faults.clone();
         faults.push(Faults::from_json(script)?);
-        let wrapped = Opened::new(opened.pool.handle()?, faults);
+        let wrapped = Opened::new(opened.connection.share()?, faults)?;
         out.write(handle::create(wrapped, ()));
         Ok(())
     })
-}
-
-/// Opens the pool of a configuration, after everything that speaks against it was looked at.
-pub(super) fn open(config: &Config, engine: &Engine) -> Result<Arc<Pool>> {
-    let terms = engine.terms(config)?;
-    match config.store() {
-        StoreKind::Embedded => {
-            if !embedded::is_open(config.pool()) {
-                // Staging is held against what is left when a layout is registered.
-                let budget = Budget {
-                    ranks: terms.ranks_on_node,
-                    segment: config.global_segment_size(),
-                    staging: 0,
-                };
-                budget.check(node::available_memory())?;
-            }
-            embedded::open(
-                config.pool(),
-                config.global_segment_size(),
-                config.eviction_ratio(),
-                config.lease_ttl(),
-                Arc::new(SystemClock::new()),
-            )
-        }
-        other => bail!(
-            Unsupported,
-            "the store \"{}\" is not supported in this build; \"embedded\" is",
-            other.name()
-        ),
-    }
 }
 
 /// Asks which of `count` keys the pool has: one KVB_PRESENT, KVB_ABSENT or KVB_UNKNOWN per key.
@@ -427,7 +392,7 @@ pub unsafe extern "C" fn kvb_store_stats(
                 args::out_growable(out, "out")?,
             )
         };
-        let stats = store.common().pool.stats()?;
+        let stats = store.common().connection.stats()?;
         out.write(&kvb_pool_stats {
             struct_size: 0,
             capacity: stats.capacity,

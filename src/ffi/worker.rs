@@ -10,10 +10,11 @@ use super::log;
 use super::metadata::kvb_metadata;
 use super::plain::{self, kvb_engine, kvb_ids};
 use super::status::kvb_status;
-use super::store::{self, kvb_store};
+use super::store::kvb_store;
 use crate::device::{CacheMemory, HostDevice, Stream};
 use crate::lane::Mode;
 use crate::store::Store;
+use crate::store::connection::Connection;
 use crate::worker::{Handle, Worker};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -96,7 +97,7 @@ pub unsafe extern "C" fn kvb_worker_new(
             let pool: Arc<dyn Store> = match store {
                 // A handle of its own, since a worker closes what it has when it shuts down.
                 Some(store) => store.handle()?,
-                None => store::open(config, &engine)?,
+                None => Connection::open(config, &engine)?.handle()?,
             };
             Worker::new(config, &engine, pool, &Mode::Threads)
         })?;

@@ -421,6 +421,10 @@ impl Store for Faulty {
         self.inner.health()
     }
 
+    fn is_transport(&self, code: i32) -> bool {
+        self.inner.is_transport(code)
+    }
+
     fn close(&self) -> Result<()> {
         self.inner.close()
     }

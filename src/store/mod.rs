@@ -5,10 +5,11 @@
 //! is given: a call whose lists do not fit together is answered with a failure for every key.
 //!
 //! [`embedded`] is the pool inside this process, [`faulty`] wraps any store and breaks it by
-//! script, [`guarded`] bounds the time of its calls, [`conformance`] is the suite that every store has to pass.
+//! script, [`connection`] opens the one that a configuration names, [`guarded`] bounds the time of its calls, [`conformance`] is the suite that every store has to pass.
 
 pub mod breaker;
 pub mod conformance;
+pub mod connection;
 pub mod embedded;
 pub mod faulty;
 pub mod guarded;
@@ -266,6 +267,13 @@ pub trait Store: Send + Sync {
 
     /// Whether the store can be used, as far as is known without asking anyone.
     fn health(&self) -> Health;
+
+    /// Whether a failure code of this store means that the pool, or a part of it, cannot be reached. After
+    /// such a failure of a get or put the pool may still use the pieces of that call, if it
+    /// [can be late](Capabilities::can_be_late).
+    fn is_transport(&self, _code: i32) -> bool {
+        false
+    }
 
     /// Ends the use of this handle: later calls fail with [`code::CLOSED`]. Closing again is ok.
     fn close(&self) -> Result<()>;

@@ -21,7 +21,7 @@ pub(super) trait Call: Send + 'static {
     fn run(&mut self, store: &dyn Store);
 
     /// The code of a failure of the pool as a whole among the answers.
-    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32>;
+    fn failure(&self, store: &dyn Store) -> Option<i32>;
 
     /// The caller has gone, and nobody uses what the call owns any more.
     fn come_home(self);
@@ -122,7 +122,6 @@ pub(super) struct State {
 pub(super) struct Core {
     pub store: Arc<dyn Store>,
     pub clock: Arc<dyn Clock>,
-    pub is_transport: fn(i32) -> bool,
     pub state: Mutex<State>,
 }
 
@@ -308,7 +307,7 @@ impl<C: Call> Item for Carrier<C> {
         };
         self.progress = Progress::Called;
         call.run(&*self.core.store);
-        let failure = call.failure(self.core.is_transport);
+        let failure = call.failure(&*self.core.store);
         self.end(failure.map_or(End::Answered, End::Failed));
         Step::Done
     }

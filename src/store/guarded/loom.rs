@@ -29,7 +29,7 @@ impl Call for Counted {
         thread::yield_now();
     }
 
-    fn failure(&self, _: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, _: &dyn Store) -> Option<i32> {
         self.fails.then_some(-1)
     }
 
@@ -47,7 +47,6 @@ fn handed_over_once(fails: bool) {
         let core = Arc::new(Core {
             store: Arc::clone(&pool) as Arc<dyn Store>,
             clock: Arc::new(ManualClock::new()),
-            is_transport: |_| true,
             state: Mutex::new(State {
                 breaker: Breaker::new(Duration::ZERO, 2),
                 tally: Tally::default(),

@@ -56,19 +56,11 @@ pub struct Settings {
     pub bound: usize,
     /// So many callers at once find a thread; more wait, and their deadlines run. 0 counts as 1.
     pub callers: usize,
-    /// Which codes of the pool mean that it, or a part of it, cannot be reached. After one of them
-    /// the pool may still use the call's buffers.
-    pub is_transport: fn(i32) -> bool,
 }
 
 impl Settings {
     /// The times of a configuration. A close may take as long as a save.
-    pub fn new(
-        config: &Config,
-        bound: usize,
-        callers: usize,
-        is_transport: fn(i32) -> bool,
-    ) -> Self {
+    pub fn new(config: &Config, bound: usize, callers: usize) -> Self {
         Self {
             lookup: config.lookup_timeout(),
             load: config.load_timeout(),
@@ -77,7 +69,6 @@ impl Settings {
             cooldown: config.breaker_cooldown(),
             bound,
             callers,
-            is_transport,
         }
     }
 }
@@ -154,7 +145,6 @@ impl Guarded {
             core: Arc::new(Core {
                 store,
                 clock,
-                is_transport: settings.is_transport,
                 state,
             }),
             settings,
@@ -511,6 +501,10 @@ impl Store for Guarded {
             (Made::Back(call), None) => call.0,
             (Made::Kept(code), _) | (Made::Back(_), Some(code)) => Health::Down(code),
         }
+    }
+
+    fn is_transport(&self, code: i32) -> bool {
+        self.core.store.is_transport(code)
     }
 
     /// Waits for calls inside the pool and closes it, all by the deadline. `Busy` if one is still inside: whoever leaves

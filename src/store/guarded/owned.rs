@@ -125,9 +125,9 @@ impl<B: Buffers> Call for Get<B> {
         self.make(store);
     }
 
-    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            GetOutcome::Failed(code) if is_transport(*code) => Some(*code),
+            GetOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
             _ => None,
         })
     }
@@ -148,9 +148,9 @@ impl<B: Buffers> Call for Put<B> {
         self.make(store);
     }
 
-    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            PutOutcome::Failed(code) if is_transport(*code) => Some(*code),
+            PutOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
             _ => None,
         })
     }
@@ -244,9 +244,9 @@ impl Call for Exist {
         store.exist(&self.keys, &mut self.out);
     }
 
-    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.out.iter().find_map(|outcome| match outcome {
-            Presence::Unknown(code) if is_transport(*code) => Some(*code),
+            Presence::Unknown(code) if store.is_transport(*code) => Some(*code),
             _ => None,
         })
     }
@@ -273,9 +273,9 @@ impl Call for Remove {
         store.remove(&self.keys, self.force, &mut self.out);
     }
 
-    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.out.iter().find_map(|outcome| match outcome {
-            RemoveOutcome::Failed(code) if is_transport(*code) => Some(*code),
+            RemoveOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
             _ => None,
         })
     }
@@ -298,9 +298,9 @@ impl Call for AskHealth {
         self.0 = store.health();
     }
 
-    fn failure(&self, is_transport: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, store: &dyn Store) -> Option<i32> {
         match self.0 {
-            Health::Down(code) if is_transport(code) => Some(code),
+            Health::Down(code) if store.is_transport(code) => Some(code),
             _ => None,
         }
     }
@@ -324,7 +324,7 @@ impl Call for Close {
         self.0 = store.close();
     }
 
-    fn failure(&self, _: fn(i32) -> bool) -> Option<i32> {
+    fn failure(&self, _: &dyn Store) -> Option<i32> {
         None
     }
 

@@ -57,13 +57,12 @@ impl Store for MaybeLate {
     fn health(&self) -> Health {
         self.0.health()
     }
+    fn is_transport(&self, code: i32) -> bool {
+        code == TRANSPORT
+    }
     fn close(&self) -> Result<()> {
         self.0.close()
     }
-}
-
-fn is_transport(code: i32) -> bool {
-    code == TRANSPORT
 }
 
 fn settings(bound: usize) -> Settings {
@@ -75,7 +74,6 @@ fn settings(bound: usize) -> Settings {
         cooldown: COOLDOWN,
         bound,
         callers: 1,
-        is_transport,
     }
 }
 

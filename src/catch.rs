@@ -1,6 +1,8 @@
 //! The way out: every function of the host is called through here, so that an exception that it
 //! throws ends in a text and not in the process.
 
+#![allow(unsafe_code, reason = "a function of C++ is called, and calls back")]
+
 use std::ffi::{CStr, c_char, c_void};
 
 /// Bytes of an exception's text that are kept.
@@ -22,7 +24,7 @@ unsafe extern "C-unwind" {
 ///
 /// A closure that is `Copy` has nothing to drop, so that an exception passes its frame without
 /// running any code of ours; the closure should do nothing beside the call.
-pub(super) fn call_host<F: FnOnce() + Copy>(call: F) -> Result<(), String> {
+pub(crate) fn call_host<F: FnOnce() + Copy>(call: F) -> Result<(), String> {
     let mut text: [c_char; ROOM] = [0; ROOM];
     // SAFETY: the trampoline gets the closure that it was made for, which lives during the call;
     // the text has the room that is said and is terminated.

@@ -107,18 +107,17 @@ impl Slots {
 
     /// The bytes of slot `index`.
     pub fn slot(&self, index: u32) -> Option<&[u8]> {
-        self.memory
-            .bytes()
-            .chunks_exact(self.slot_bytes)
-            .nth(index as usize)
+        self.slots().nth(index as usize)
     }
 
     /// The bytes of slot `index`, for writing.
     pub fn slot_mut(&mut self, index: u32) -> Option<&mut [u8]> {
-        self.memory
-            .bytes_mut()
-            .chunks_exact_mut(self.slot_bytes)
-            .nth(index as usize)
+        self.slots_mut().nth(index as usize)
+    }
+
+    /// All slots, in order.
+    pub fn slots(&self) -> std::slice::ChunksExact<'_, u8> {
+        self.memory.bytes().chunks_exact(self.slot_bytes)
     }
 
     /// All slots at once, in order, to fill several in one call.

@@ -5,17 +5,16 @@ use std::ops::Range;
 
 use super::mover::Mover;
 use super::plan::PagePlan;
+use super::sets::SlotSet;
 use super::shared::Shared;
-use crate::device::memory::{Target, recycle_targets};
 use crate::device::{PageRef, Stream};
-use crate::keys::Keys;
 use crate::link::BlockOf;
 use crate::metadata::{Life, Metadata, Run, Transfers};
 use crate::page::{Verdict, verify};
 use crate::plant::{self, Bug};
-use crate::staging::Slots;
 use crate::stats::Phase;
-use crate::store::{GetOutcome, Pieces};
+use crate::store::GetOutcome;
+use crate::store::guarded::{Get, Made};
 
 /// One page of a batch: what it is and whose.
 #[derive(Debug, Clone, Copy)]
@@ -28,13 +27,12 @@ struct Wanted {
 /// The lists of one batch, kept for the next.
 #[derive(Default)]
 pub(super) struct LoadBatch {
-    keys: Keys,
+    /// Keys and answers; the slots belong to it only while it is made.
+    call: Get<()>,
     pages: Vec<PageRef>,
     wanted: Vec<Wanted>,
-    outcomes: Vec<GetOutcome>,
     /// Per page of the batch: it is in its slot, complete and intact.
     whole: Vec<bool>,
-    targets: Vec<Target<'static>>,
 }
 
 /// What is known of a load so far.
@@ -125,7 +123,7 @@ impl Tally {
 
 impl LoadBatch {
     fn clear(&mut self) {
-        self.keys.clear();
+        self.call.keys.clear();
         self.pages.clear();
         self.wanted.clear();
         self.whole.clear();
@@ -205,7 +203,7 @@ impl LoadBatch {
             // An index that is no page was refused by the scheduler; another rank's layout may be smaller.
             let checked = mover
                 .check(&page)
-                .and_then(|()| self.keys.push_key(&kind.own, block.hash));
+                .and_then(|()| self.call.keys.push_key(&kind.own, block.hash));
             if let Err(error) = checked {
                 tally.lose(wanted.block, || error.to_string());
                 continue;
@@ -217,17 +215,17 @@ impl LoadBatch {
     }
 
     /// Judges every page that was got into the slots.
-    fn judge_all(&mut self, shared: &Shared, plan: &PagePlan, slots: &Slots, tally: &mut Tally) {
-        if self.outcomes.len() != self.pages.len() {
+    fn judge_all(&mut self, shared: &Shared, plan: &PagePlan, set: &SlotSet, tally: &mut Tally) {
+        if self.call.outcomes.len() != self.pages.len() {
             tracing::warn!(
                 "load: {} answers to {} pages: all count as failed",
-                self.outcomes.len(),
+                self.call.outcomes.len(),
                 self.pages.len()
             );
-            self.outcomes.clear();
+            self.call.outcomes.clear();
         }
         for number in 0..self.pages.len() {
-            self.judge(number, shared, plan, slots, tally);
+            self.judge(number, shared, plan, set, tally);
         }
     }
 
@@ -236,28 +234,30 @@ impl LoadBatch {
         number: usize,
         shared: &Shared,
         plan: &PagePlan,
-        slots: &Slots,
+        set: &SlotSet,
         tally: &mut Tally,
     ) {
         let wanted = self.wanted[number];
-        let outcome = self.outcomes.get(number).copied();
+        let outcome = self.call.outcomes.get(number).copied();
         let object = plan.object_bytes(wanted.kind);
         let mut verdict = Verdict::Intact;
         if outcome == Some(GetOutcome::Landed(object))
             && plan.sealed()
             && !plant::is(Bug::SealIgnored)
         {
-            let slot = slots.slot(number as u32).unwrap_or_default();
-            let bytes = slot.get(..object as usize).unwrap_or_default();
+            let bytes = set
+                .slot(number as u32)
+                .get(..object as usize)
+                .unwrap_or_default();
             let payload = plan.kinds[wanted.kind].payload as usize;
-            verdict = verify(self.keys.get(number), bytes, payload);
+            verdict = verify(self.call.keys.get(number), bytes, payload);
         }
         let whole = outcome == Some(GetOutcome::Landed(object)) && verdict == Verdict::Intact;
         self.whole.push(whole);
         if whole {
             return;
         }
-        let key = String::from_utf8_lossy(self.keys.get(number)).into_owned();
+        let key = String::from_utf8_lossy(self.call.keys.get(number)).into_owned();
         let why = match (verdict, outcome) {
             (Verdict::Intact, Some(outcome)) => format!("{key} ({outcome:?})"),
             (Verdict::Intact, None) => format!("{key} (no answer)"),
@@ -297,28 +297,51 @@ impl LoadBatch {
         bytes
     }
 
-    /// Gets the batch into the slots and judges every page.
-    pub fn get(&mut self, shared: &Shared, mover: &Mover, slots: &mut Slots, tally: &mut Tally) {
+    /// Gets the batch into the slots and judges every page. `None`: the pool has kept the slots, and no page of
+    /// the batch arrived.
+    pub fn get(
+        &mut self,
+        shared: &Shared,
+        mover: &Mover,
+        mut set: SlotSet,
+        tally: &mut Tally,
+    ) -> Option<SlotSet> {
         let plan = &mover.plan;
         let began = shared.timers.start();
-        let mut targets = recycle_targets(std::mem::take(&mut self.targets));
-        let places = slots.slots_mut().zip(&self.wanted);
-        targets.extend(
-            places.map(|(slot, wanted)| {
-                (&mut slot[..plan.object_bytes(wanted.kind) as usize]).into()
-            }),
+        set.hold(
+            self.wanted
+                .iter()
+                .map(|wanted| plan.object_bytes(wanted.kind)),
         );
         let described = shared.timers.lap(Phase::Describe, began);
-        shared.store.get(
-            &self.keys,
-            Pieces::one_each(&mut targets),
-            &mut self.outcomes,
-        );
+        let (call, ()) = std::mem::take(&mut self.call).with(set);
+        let made = shared.store.get_owned(call);
         shared.timers.lap(Phase::Get, described);
-        self.targets = recycle_targets(targets);
         shared.stats.store_calls.add(1);
         shared.stats.load_calls.add(1);
-        self.judge_all(shared, plan, slots, tally);
+        match made {
+            Made::Back(call) => {
+                let (lists, set) = call.with(());
+                self.call = lists;
+                self.judge_all(shared, plan, &set, tally);
+                Some(set)
+            }
+            Made::Kept(code) => {
+                mover.load_sets.lost_one();
+                self.lose_all(
+                    tally,
+                    &format!("the pool failed with {code} and kept the memory"),
+                );
+                None
+            }
+        }
+    }
+
+    /// No page of the batch arrives.
+    pub fn lose_all(&mut self, tally: &mut Tally, why: &str) {
+        for wanted in &self.wanted {
+            tally.lose(wanted.block, || why.to_owned());
+        }
     }
 
     /// Scatters the pages that are whole and whose life goes on and lost none so far. On return they are in
@@ -328,13 +351,16 @@ impl LoadBatch {
         shared: &Shared,
         mover: &Mover,
         stream: Stream,
-        slots: &mut Slots,
+        set: &mut SlotSet,
         tally: &mut Tally,
         is_over: impl Fn(Life) -> bool,
     ) {
         let began = shared.timers.start();
         let bytes = self.keep_whole(&mover.plan, tally, is_over);
-        let scattered = mover.memory.scatter(stream, &self.pages, slots);
+        let scattered = match set.slots() {
+            Some(slots) => mover.memory.scatter(stream, &self.pages, slots),
+            None => Ok(()),
+        };
         shared.timers.lap(Phase::Unstage, began);
         match scattered {
             Ok(()) => {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::Worker;
 use super::batch::{Cursor, LoadBatch, Tally};
 use super::mover::Mover;
-use super::park::first_block;
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::{Life, Metadata, Run};
@@ -76,21 +75,30 @@ impl Worker {
     ) {
         let loads = metadata.loads();
         let mut cursor = Cursor::new(0..loads.runs().len(), 0);
-        let mut sets = mover.load_slots.lock();
-        let Some(slots) = sets.first_mut() else {
-            // The role does not read: its own scheduler offers nothing, so this is somebody else's.
-            for run in loads.runs() {
-                tally.lose(first_block(run), || "the role does not read".to_owned());
-            }
-            return;
-        };
         let (shared, from) = (&self.shared, (metadata, loads));
         let skip = |run: &Run| self.is_dropped(run);
+        let mut set = None;
         while batch.collect(shared, mover, from, &mut cursor, tally, skip) {
-            batch.get(shared, mover, slots, tally);
+            let taken = match set.take() {
+                Some(set) => set,
+                None => match mover.load_sets.take() {
+                    Ok(Some(set)) => set,
+                    Ok(None) => {
+                        // Its own scheduler offers nothing then, so this is somebody else's.
+                        batch.lose_all(tally, "the role does not read");
+                        continue;
+                    }
+                    Err(error) => {
+                        batch.lose_all(tally, error.message());
+                        continue;
+                    }
+                },
+            };
+            set = batch.get(shared, mover, taken, tally);
+            let Some(set) = &mut set else { continue };
             let ended = shared.ended.lock();
             let is_over = |life: Life| ended.contains(&life);
-            batch.scatter(shared, mover, stream, slots, tally, is_over);
+            batch.scatter(shared, mover, stream, set, tally, is_over);
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! - `plan.rs`: which pages a block has and how they are named
 //! - `shared.rs`: what several threads see; lookups
-//! - `mover.rs`: cache memory and staging slots
+//! - `mover.rs`: cache memory and staging slots; `sets.rs`: who has which slots, also late calls of the pool
 //! - `batch.rs`: one batch of a load; `load.rs`: synchronous loads; `park.rs`: asynchronous ones
 //! - `save.rs`: the other direction
 //! - `parked.rs`: the loads of requests that wait for them; `fence.rs`: what such a load waits for
@@ -29,6 +29,7 @@ mod parked;
 mod pass;
 mod plan;
 mod save;
+mod sets;
 mod shared;
 mod shutdown;
 #[cfg(test)]
@@ -55,6 +56,7 @@ use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
 use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
+use crate::store::guarded::{self, Guarded};
 use crate::sync::{Clock, SystemClock};
 use batch::{LoadBatch, Tally};
 use ended::EndedLives;
@@ -62,6 +64,12 @@ use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
 use shared::Shared;
+
+/// So many late calls and sets of slots may a pool keep before it is left alone.
+const MOST_LOST_CALLS: usize = 8;
+
+/// Threads that call the pool beside those of loads: a lookup, the save thread, and one to spare.
+const OTHER_CALLERS: usize = 3;
 
 /// The metadata of the pass that is being worked on.
 struct Bound {
@@ -136,7 +144,8 @@ pub struct Handle(Arc<Shared>);
 impl Worker {
     /// A worker on the pool behind `store`, which it closes in its shutdown: every worker, and everybody
     /// else who uses the pool, has a handle of its own. `EngineRefused`, `Unsupported`, `PoolRefused` and
-    /// `ConfigInvalid` say what does not fit together. Starts no thread.
+    /// `ConfigInvalid` say what does not fit together. Starts threads only for a pool whose calls can be late; `NoThread`
+    /// if there are none to be had.
     pub fn new(
         config: &Config,
         engine: &Engine,
@@ -168,6 +177,12 @@ impl Worker {
             Template::group(&naming, terms.world)?;
         }
         check_capabilities(config, store.as_ref())?;
+        let loads = match terms.async_load {
+            true => config.async_load_workers() as usize,
+            false => 1,
+        };
+        let guard = guarded::Settings::new(config, MOST_LOST_CALLS, loads + OTHER_CALLERS);
+        let store = Guarded::start(store, guard, Arc::clone(&clock), mode)?;
         Ok(Self {
             shared: Arc::new(Shared::new(
                 terms,
@@ -269,8 +284,7 @@ impl Worker {
             saves: u32::from(terms.role.writes()),
             ranks_on_node: terms.ranks_on_node,
         };
-        let store = Arc::clone(&self.shared.store);
-        let mover = Mover::new(Arc::clone(&plan), memory, store, staging)?;
+        let mover = Mover::new(Arc::clone(&plan), memory, &self.shared.store, staging)?;
         tracing::info!(
             "rank {}: a layout of {} layer groups is registered, {} pages per call of the pool",
             self.shared.terms.global_rank,
@@ -328,11 +342,8 @@ impl Worker {
         }
         let abandoned = self.abandon_loads();
         self.deferred = self.deferred.take().or(abandoned);
-        if let Some(mover) = self.mover.take()
-            && !mover.unregister()
-        {
-            // The pool may still write into the slots: their memory is never given back.
-            std::mem::forget(mover);
+        if let Some(mover) = self.mover.take() {
+            mover.close(self.save_timeout);
         }
         Ok(())
     }

@@ -1,17 +1,17 @@
 //! What moves pages between the cache and the pool on the registered layout: the plan, the memory,
-//! and the slots in between, one set per thread.
+//! and the slots in between.
 
 use std::sync::Arc;
-
-use parking_lot::Mutex;
+use std::time::Duration;
 
 use super::plan::PagePlan;
+use super::sets::Sets;
 use crate::device::{CacheMemory, PageRef};
 use crate::error::{Result, bail};
-use crate::layout::Range;
 use crate::node::{self, Budget};
-use crate::staging::{self, Slots};
+use crate::staging;
 use crate::store::Store;
+use crate::store::guarded::Guarded;
 
 /// Bytes that a core keeps in its second-level cache between two steps over them.
 const HOT_BYTES: u64 = 1 << 20;
@@ -21,14 +21,10 @@ pub(super) struct Mover {
     pub memory: CacheMemory,
     /// Pages per call of the store.
     pub batch: usize,
-    /// Slots that no load uses now: one set per load thread, or one for synchronous loads; none for
-    /// roles that do not read.
-    pub load_slots: Mutex<Vec<Slots>>,
-    /// None for roles that do not write.
-    pub save_slots: Option<Mutex<Slots>>,
-    /// What is registered with the store.
-    ranges: Vec<Range>,
-    store: Arc<dyn Store>,
+    /// One set per load thread, or one for synchronous loads; none for roles that do not read.
+    pub load_sets: Arc<Sets>,
+    /// One set; none for roles that do not write.
+    pub save_sets: Arc<Sets>,
 }
 
 /// How much staging there is to be, and for whom.
@@ -50,7 +46,7 @@ impl Mover {
     pub fn new(
         plan: Arc<PagePlan>,
         memory: CacheMemory,
-        store: Arc<dyn Store>,
+        store: &Arc<Guarded>,
         staging: Staging,
     ) -> Result<Self> {
         let page_bytes = plan.largest_payload();
@@ -81,29 +77,9 @@ impl Mover {
                 .fold(0, u64::saturating_add),
         };
         node.check(node::available_memory())?;
-        let slots = |threads: u32| {
-            let sizes = sizes(threads);
-            Slots::new(memory.device().as_ref(), sizes.slot_bytes, sizes.slots)
-        };
-        let load_slots = (0..staging.loads)
-            .map(|_| slots(staging.loads))
-            .collect::<Result<Vec<_>>>()?;
-        let save_slots = match staging.saves {
-            0 => None,
-            saves => Some(slots(saves)?),
-        };
-        let all = load_slots.iter().chain(&save_slots);
-        let wanted: Vec<_> = all.map(Slots::range).collect();
-        let mut ranges = Vec::with_capacity(wanted.len());
-        for range in wanted {
-            if let Err(error) = store.register(range) {
-                for range in ranges {
-                    let _ = store.unregister(range);
-                }
-                return Err(error);
-            }
-            ranges.push(range);
-        }
+        let sets = |threads: u32| Sets::open(memory.device(), store, sizes(threads), threads);
+        let load_sets = sets(staging.loads)?;
+        let save_sets = sets(staging.saves).inspect_err(|_| load_sets.close(Duration::ZERO))?;
         // What the threads of either direction can hold at once.
         let batch = [staging.loads, staging.saves]
             .into_iter()
@@ -115,10 +91,8 @@ impl Mover {
             plan,
             memory,
             batch: batch as usize,
-            load_slots: Mutex::new(load_slots),
-            save_slots: save_slots.map(Mutex::new),
-            ranges,
-            store,
+            load_sets,
+            save_sets,
         })
     }
 
@@ -130,16 +104,10 @@ impl Mover {
         }
     }
 
-    /// Takes the slots back from the store. False: the store may still use them, and they must
-    /// be kept rather than freed.
-    pub fn unregister(&self) -> bool {
-        let mut gone = true;
-        for &range in &self.ranges {
-            if let Err(error) = self.store.unregister(range) {
-                tracing::error!("staging memory stays allocated: {error}");
-                gone = false;
-            }
-        }
-        gone
+    /// Takes the slots back from the pool, within `patience` for each direction. What the pool does not give
+    /// back stays allocated.
+    pub fn close(&self, patience: Duration) {
+        self.load_sets.close(patience);
+        self.save_sets.close(patience);
     }
 }

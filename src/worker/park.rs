@@ -10,6 +10,7 @@ use super::batch::{Cursor, LoadBatch, Tally};
 use super::fence::{Fence, SharedFence};
 use super::mover::Mover;
 use super::parked::{Ending, Gate};
+use super::sets::SlotSet;
 use super::shared::Shared;
 use crate::device::Stream;
 use crate::error::{Error, Kind};
@@ -17,7 +18,6 @@ use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Metadata, Run};
 use crate::plant::{self, Bug};
-use crate::staging::Slots;
 use crate::stats::Phase;
 
 /// What the next step of a load does.
@@ -43,7 +43,7 @@ struct LoadItem {
     begun: bool,
     /// Taken at the first batch and held to the end, so that nobody else writes into the slots
     /// between get and scatter.
-    slots: Option<Slots>,
+    set: Option<SlotSet>,
     batch: LoadBatch,
     tally: Tally,
     complete: bool,
@@ -97,7 +97,7 @@ impl Worker {
                         next: Next::Fence,
                         queued_at: self.shared.timers.now(),
                         begun: false,
-                        slots: None,
+                        set: None,
                         batch: LoadBatch::default(),
                         tally: Tally::default(),
                         complete: false,
@@ -175,13 +175,18 @@ impl LoadItem {
     }
 
     fn get(&mut self) -> Step {
-        if self.slots.is_none() {
-            self.slots = self.mover.load_slots.lock().pop();
+        if self.set.is_none() {
+            match self.mover.load_sets.take() {
+                // There are as many sets of slots as threads; only a test has more items under way.
+                Ok(None) => return Step::More,
+                Ok(set) => self.set = set,
+                Err(error) => {
+                    self.tally
+                        .lose(first_block(&self.run), || error.to_string());
+                    return Step::Done;
+                }
+            }
         }
-        // There are as many sets of slots as threads; only a test has more items under way.
-        let Some(slots) = &mut self.slots else {
-            return Step::More;
-        };
         let (shared, mover) = (&self.shared, &self.mover);
         let from = (&*self.metadata, self.metadata.parked());
         let (cursor, tally) = (&mut self.cursor, &mut self.tally);
@@ -192,7 +197,14 @@ impl LoadItem {
             self.complete = true;
             return Step::Done;
         }
-        self.batch.get(shared, mover, slots, tally);
+        let Some(set) = self.set.take() else {
+            return Step::More;
+        };
+        self.set = self.batch.get(shared, mover, set, tally);
+        if self.set.is_none() {
+            // The pool has kept the slots, and the request has lost its pages.
+            return Step::Done;
+        }
         if plant::is(Bug::LoadedEarly) && tally.lost.is_empty() {
             self.shared
                 .parked
@@ -204,7 +216,7 @@ impl LoadItem {
     }
 
     fn scatter(&mut self) -> Step {
-        let Some(slots) = &mut self.slots else {
+        let Some(set) = &mut self.set else {
             return Step::Done;
         };
         let Some(_held) = self.gate.enter() else {
@@ -213,7 +225,7 @@ impl LoadItem {
         let (shared, mover) = (&self.shared, &self.mover);
         let stream = Stream::default();
         self.batch
-            .scatter(shared, mover, stream, slots, &mut self.tally, |_| false);
+            .scatter(shared, mover, stream, set, &mut self.tally, |_| false);
         self.next = Next::Get;
         Step::More
     }
@@ -262,9 +274,9 @@ impl Drop for LoadItem {
     /// Runs when the item is done, was refused or dropped, or panicked: the request is told in any case.
     fn drop(&mut self) {
         self.begin();
-        let kept = plant::is(Bug::SlotsKept) && !self.complete;
-        if let Some(slots) = self.slots.take().filter(|_| !kept) {
-            self.mover.load_slots.lock().push(slots);
+        let set = self.set.take();
+        if plant::is(Bug::SlotsKept) && !self.complete {
+            std::mem::forget(set);
         }
         // A request without blocks lost none.
         if !self.complete && self.tally.lost.is_empty() && self.run.blocks > 0 {

@@ -7,33 +7,31 @@ use hashbrown::HashSet;
 use super::Worker;
 use super::mover::Mover;
 use super::shared::Shared;
-use crate::device::memory::{Source, recycle_sources};
 use crate::device::{Event, PageRef, Stream};
-use crate::error::{Result, bail};
-use crate::keys::Keys;
+use crate::error::{Error, Kind, Result, bail};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Life, Metadata, Run, RunView};
 use crate::page::{FOOTER_BYTES, seal};
-use crate::store::{Pieces, Presence, PutOptions, PutOutcome};
+use crate::store::guarded::{Made, Put};
+use crate::store::{Presence, PutOutcome, Store};
 
 /// The lists of one batch, kept for the next.
 #[derive(Default)]
 pub(super) struct SaveScratch {
-    keys: Keys,
+    /// Keys and answers; the slots belong to it only while it is made.
+    call: Put<()>,
     pages: Vec<PageRef>,
     payloads: Vec<u64>,
     blocks: Vec<BlockOf>,
     present: Vec<Presence>,
-    outcomes: Vec<PutOutcome>,
-    sources: Vec<Source<'static>>,
 }
 
 impl SaveScratch {
     /// Leaves only those pages in the batch that `wanted` picks by number; how many went.
     fn retain(&mut self, wanted: impl Fn(usize) -> bool + Copy) -> u64 {
         let before = self.pages.len();
-        self.keys.retain(wanted);
+        self.call.keys.retain(wanted);
         retain_by_index(&mut self.pages, wanted);
         retain_by_index(&mut self.payloads, wanted);
         retain_by_index(&mut self.blocks, wanted);
@@ -170,7 +168,7 @@ impl SaveItem {
 
     /// Fills the batch from the cursor on; false when there is nothing left.
     fn collect(&mut self, scratch: &mut SaveScratch) -> bool {
-        scratch.keys.clear();
+        scratch.call.keys.clear();
         scratch.pages.clear();
         scratch.payloads.clear();
         scratch.blocks.clear();
@@ -224,7 +222,7 @@ impl SaveItem {
         if let Err(error) = self
             .mover
             .check(&page)
-            .and_then(|()| scratch.keys.push_key(&kind.own, block.hash))
+            .and_then(|()| scratch.call.keys.push_key(&kind.own, block.hash))
         {
             tracing::warn!(
                 "request {}: a page cannot be saved: {error}",
@@ -258,47 +256,59 @@ impl SaveItem {
         for (slot, page) in scratch.pages.iter_mut().enumerate() {
             page.slot = slot as u32;
         }
-        let Some(slots) = &self.mover.save_slots else {
-            // No lane runs saves then.
-            return self.give_up(scratch);
-        };
-        let slots = &mut *slots.lock();
-        let gathered = self
-            .mover
-            .memory
-            .gather(Stream::default(), &scratch.pages, slots);
-        drop(released);
-        if let Err(error) = gathered {
-            tracing::error!("save: {error}");
-            self.give_up(scratch);
-            return;
-        }
-        let mut sources = recycle_sources(std::mem::take(&mut scratch.sources));
-        for (number, (slot, &payload)) in slots.slots_mut().zip(&scratch.payloads).enumerate() {
-            let (bytes, footer) = slot.split_at_mut(payload as usize);
-            if self.mover.plan.sealed() {
-                footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.keys.get(number), bytes));
+        let mover = &self.mover;
+        let set = mover.save_sets.take().and_then(|set| {
+            let mut set = set.ok_or_else(|| Error::new(Kind::BadState, "no slots for saves"))?;
+            if let Some(slots) = set.slots() {
+                mover
+                    .memory
+                    .gather(Stream::default(), &scratch.pages, slots)?;
             }
-            let object = payload as usize + self.mover.plan.seal_bytes();
-            sources.push((&slot[..object]).into());
+            Ok(set)
+        });
+        drop(released);
+        let mut set = match set {
+            Ok(set) => set,
+            Err(error) => {
+                tracing::error!("save: {error}");
+                return self.give_up(scratch);
+            }
+        };
+        let seal_bytes = mover.plan.seal_bytes() as u64;
+        set.hold(scratch.payloads.iter().map(|payload| payload + seal_bytes));
+        if mover.plan.sealed()
+            && let Some(slots) = set.slots()
+        {
+            for (number, (slot, &payload)) in slots.slots_mut().zip(&scratch.payloads).enumerate() {
+                let (bytes, footer) = slot.split_at_mut(payload as usize);
+                footer[..FOOTER_BYTES].copy_from_slice(&seal(scratch.call.keys.get(number), bytes));
+            }
         }
-        self.shared.store.put(
-            &scratch.keys,
-            Pieces::one_each(&mut sources),
-            &PutOptions::default(),
-            &mut scratch.outcomes,
-        );
-        scratch.sources = recycle_sources(sources);
+        let (call, ()) = std::mem::take(&mut scratch.call).with(set);
+        let made = self.shared.store.put_owned(call);
         stats.store_calls.add(1);
-        self.note_outcomes(scratch);
+        match made {
+            Made::Back(call) => {
+                let (lists, _set) = call.with(());
+                scratch.call = lists;
+                self.note_outcomes(scratch);
+            }
+            Made::Kept(code) => {
+                mover.save_sets.lost_one();
+                tracing::warn!("save: the pool failed with {code} and kept the memory");
+                self.give_up(scratch);
+            }
+        }
     }
 
     /// Takes pages out of the batch that the pool has already.
     fn drop_present(&self, scratch: &mut SaveScratch) {
         let stats = &self.shared.stats;
-        self.shared.store.exist(&scratch.keys, &mut scratch.present);
+        self.shared
+            .store
+            .exist(&scratch.call.keys, &mut scratch.present);
         stats.store_calls.add(1);
-        if scratch.present.len() != scratch.keys.len() {
+        if scratch.present.len() != scratch.call.keys.len() {
             // Says nothing about any key; a put of an existing key changes nothing.
             return;
         }
@@ -323,11 +333,11 @@ impl SaveItem {
 
     fn note_outcomes(&self, scratch: &SaveScratch) {
         let stats = &self.shared.stats;
-        let answered = scratch.outcomes.len() == scratch.pages.len();
+        let answered = scratch.call.outcomes.len() == scratch.pages.len();
         let mut failed = 0u64;
         for (number, block) in scratch.blocks.iter().enumerate() {
             let outcome = if answered {
-                scratch.outcomes[number]
+                scratch.call.outcomes[number]
             } else {
                 PutOutcome::Failed(0)
             };
@@ -352,7 +362,7 @@ impl SaveItem {
         }
     }
 
-    /// All pages of the batch failed before the pool saw them.
+    /// All pages of the batch failed, or it is not known what became of them.
     fn give_up(&self, scratch: &SaveScratch) {
         self.shared
             .stats

@@ -19,6 +19,7 @@ use crate::link::{GroupInfo, Report};
 use crate::metadata::Life;
 use crate::plant::{self, Bug};
 use crate::stats::{Counters, Gauges, Lines, Timers};
+use crate::store::guarded::Guarded;
 use crate::store::{Presence, Store};
 use crate::sync::Clock;
 
@@ -47,7 +48,7 @@ impl Reports {
 
 pub(super) struct Shared {
     pub terms: Terms,
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Guarded>,
     pub stats: Counters,
     pub timers: Timers,
     pub lines: Lines,
@@ -77,7 +78,7 @@ pub(super) struct Shared {
 impl Shared {
     pub fn new(
         terms: Terms,
-        store: Arc<dyn Store>,
+        store: Arc<Guarded>,
         lookup_chunk_blocks: usize,
         stats_interval: Option<Duration>,
         clock: Arc<dyn Clock>,
@@ -142,6 +143,7 @@ impl Shared {
         let per_block = plan.lookup.len();
         let chunk_blocks = self.chunk_blocks(per_block);
         let mut hits = 0;
+        let deadline = self.store.lookup_deadline();
         for chunk in hashes.chunks(chunk_blocks * self.terms.hash_bytes()) {
             let blocks = chunk.len() / self.terms.hash_bytes();
             scratch.keys.clear();
@@ -150,7 +152,8 @@ impl Shared {
                 tracing::warn!("lookup: {error}");
                 return hits;
             }
-            self.store.exist(&scratch.keys, &mut scratch.present);
+            self.store
+                .exist_by(deadline, &scratch.keys, &mut scratch.present);
             self.stats.store_calls.add(1);
             self.stats.lookup_blocks.add(blocks as u64);
             self.stats.lookup_keys.add(scratch.keys.len() as u64);

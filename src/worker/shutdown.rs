@@ -13,6 +13,10 @@ const PATIENCE_ON_DROP: Duration = Duration::from_secs(10);
 /// How long a thread without work may take to end.
 const PATIENCE_IDLE: Duration = Duration::from_secs(1);
 
+/// How long the pool may take to give staging memory back, and to close, whatever the deadline: freed too
+/// early they could end the process.
+const PATIENCE_WITH_POOL: Duration = Duration::from_secs(3);
+
 impl Worker {
     /// Ends the worker: queued loads end at once, queued saves run until the deadline, later ones are
     /// dropped and counted, the threads are joined, staging is taken back from the pool and the connection closed. After it the
@@ -46,10 +50,7 @@ impl Worker {
             }
         }
         if let Some(mover) = self.mover.take() {
-            let free = stuck == 0 && mover.unregister();
-            if !free {
-                std::mem::forget(mover);
-            }
+            mover.close(patience().max(PATIENCE_WITH_POOL));
         }
         self.shared
             .lines
@@ -65,7 +66,9 @@ impl Worker {
             "rank {}: the worker was shut down",
             self.shared.terms.global_rank
         );
-        self.shared.store.close()
+        self.shared
+            .store
+            .close_within(patience().max(PATIENCE_WITH_POOL))
     }
 }
 

@@ -22,7 +22,7 @@ pub use owned::{Buffers, Get, Put};
 use std::time::Duration;
 
 use self::call::{Call, Carrier, Core, End, Fate, Stage, Tally, Ticket, conclude};
-use self::owned::{AskHealth, Close, Copies, Exist, Remove};
+use self::owned::{AskHealth, Close, Copies, Exist, Register, Remove};
 use super::breaker::{Breaker, Pass, State};
 use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
@@ -46,7 +46,7 @@ pub struct Settings {
     pub lookup: Duration,
     /// For get.
     pub load: Duration,
-    /// For put and remove.
+    /// For put, remove and registrations.
     pub save: Duration,
     /// For close.
     pub close: Duration,
@@ -210,6 +210,145 @@ impl Guarded {
                 call.answer(code);
                 Made::Back(call)
             }
+        }
+    }
+
+    /// When a lookup that begins now has to end; `None` around a store that cannot be late.
+    pub fn lookup_deadline(&self) -> Option<Duration> {
+        self.lane.as_ref()?;
+        Some(self.core.clock.now().saturating_add(self.settings.lookup))
+    }
+
+    /// [`Store::exist`] as a part of a lookup that has to end by `deadline`.
+    pub fn exist_by(&self, deadline: Option<Duration>, keys: &Keys, out: &mut Vec<Presence>) {
+        let (Some(lane), Some(deadline)) = (&self.lane, deadline) else {
+            return self.core.store.exist(keys, out);
+        };
+        if keys.is_empty() {
+            return out.clear();
+        }
+        let pass = match self.admit() {
+            Ok(pass) => pass,
+            Err(code) => return answer_all(out, keys.len(), Presence::Unknown(code)),
+        };
+        let mut call = self.spare.lock().pop().unwrap_or_default();
+        call.keys.clear();
+        call.keys.extend(keys);
+        let left = deadline.saturating_sub(self.core.clock.now());
+        let (made, fate) = self.carry_out(lane, call, left, Some(pass));
+        match (made, fate.code()) {
+            (Made::Back(mut call), None) => {
+                std::mem::swap(out, &mut call.out);
+                let mut spare = self.spare.lock();
+                if spare.len() < MOST_SPARE {
+                    spare.push(call);
+                }
+            }
+            (Made::Kept(code), _) | (Made::Back(_), Some(code)) => {
+                answer_all(out, keys.len(), Presence::Unknown(code));
+            }
+        }
+    }
+
+    /// Whether calls are made now, as far as can be said without making one.
+    pub fn is_passable(&self) -> bool {
+        let state = self.core.state.lock();
+        !state.closed && state.breaker.state() == State::Closed
+    }
+
+    /// [`Store::register`] within `patience`. `Busy` if the pool had not answered by then: it may use the
+    /// range from any moment on, and the memory has to be kept. No breaker has a say.
+    pub fn register_within(&self, range: Range, patience: Duration) -> Result<()> {
+        self.registration(range, true, patience)
+    }
+
+    /// [`Store::unregister`] within `patience`; `Busy` as for [`register_within`](Self::register_within).
+    pub fn unregister_within(&self, range: Range, patience: Duration) -> Result<()> {
+        self.registration(range, false, patience)
+    }
+
+    fn registration(&self, range: Range, registers: bool, patience: Duration) -> Result<()> {
+        let Some(lane) = &self.lane else {
+            return match registers {
+                true => self.core.store.register(range),
+                false => self.core.store.unregister(range),
+            };
+        };
+        let call = Register {
+            range,
+            registers,
+            result: Ok(()),
+        };
+        let name = call.name();
+        let (made, fate) = self.carry_out(lane, call, patience, None);
+        match (made, fate) {
+            (Made::Back(call), Fate::Answered) => call.result,
+            (Made::Back(_), Fate::Closed) => bail!(Closed, "{name}: the pool was closed"),
+            (Made::Back(_), Fate::Missed) => bail!(
+                PoolFailed,
+                "{name}: no thread was free within {} ms, the pool keeps them all",
+                patience.as_millis()
+            ),
+            (Made::Kept(_), _) => bail!(
+                Busy,
+                "{name}: the pool had not answered after {} ms; the memory is kept",
+                patience.as_millis()
+            ),
+            (Made::Back(_), Fate::Silent) => {
+                bail!(Busy, "{name}: the pool panicked; the memory is kept")
+            }
+        }
+    }
+
+    /// [`Store::close`] within `patience`.
+    pub fn close_within(&self, patience: Duration) -> Result<()> {
+        let Some(lane) = &self.lane else {
+            return self.core.store.close();
+        };
+        let core = &self.core;
+        let deadline = core.clock.now().saturating_add(patience);
+        core.state.lock().closed = true;
+        let is_empty = || core.state.lock().inside == 0;
+        lane.wait_until(Some(patience), || {
+            is_empty() || core.clock.now() >= deadline
+        });
+        {
+            let mut state = core.state.lock();
+            if state.inside > 0 {
+                state.close_on_leave = true;
+                bail!(
+                    Busy,
+                    "close: {} calls are still inside the pool after {} ms; what they may use is kept",
+                    state.inside,
+                    patience.as_millis()
+                );
+            }
+            if std::mem::replace(&mut state.close_begun, true) {
+                return Ok(());
+            }
+        }
+        let left = deadline.saturating_sub(core.clock.now());
+        let (made, fate) = self.carry_out(lane, Close(Ok(())), left, None);
+        match (made, fate) {
+            (Made::Back(call), Fate::Answered) => call.0,
+            (Made::Back(_), Fate::Missed) => {
+                // No thread took it, so it can be tried again.
+                core.state.lock().close_begun = false;
+                bail!(
+                    PoolFailed,
+                    "close: no time was left to close the pool within {} ms",
+                    patience.as_millis()
+                )
+            }
+            (Made::Kept(_), _) => bail!(
+                PoolFailed,
+                "close: the pool had not closed after {} ms",
+                patience.as_millis()
+            ),
+            (Made::Back(_), Fate::Closed | Fate::Silent) => bail!(
+                PoolFailed,
+                "close: the pool's close panicked or could not be called"
+            ),
         }
     }
 
@@ -390,32 +529,7 @@ impl Store for Guarded {
     }
 
     fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
-        let Some(lane) = &self.lane else {
-            return self.core.store.exist(keys, out);
-        };
-        if keys.is_empty() {
-            return out.clear();
-        }
-        let pass = match self.admit() {
-            Ok(pass) => pass,
-            Err(code) => return answer_all(out, keys.len(), Presence::Unknown(code)),
-        };
-        let mut call = self.spare.lock().pop().unwrap_or_default();
-        call.keys.clear();
-        call.keys.extend(keys);
-        let (made, fate) = self.carry_out(lane, call, self.settings.lookup, Some(pass));
-        match (made, fate.code()) {
-            (Made::Back(mut call), None) => {
-                std::mem::swap(out, &mut call.out);
-                let mut spare = self.spare.lock();
-                if spare.len() < MOST_SPARE {
-                    spare.push(call);
-                }
-            }
-            (Made::Kept(code), _) | (Made::Back(_), Some(code)) => {
-                answer_all(out, keys.len(), Presence::Unknown(code));
-            }
-        }
+        self.exist_by(self.lookup_deadline(), keys, out);
     }
 
     /// Copies: see [`Guarded::put_owned`] for the way without.
@@ -465,14 +579,14 @@ impl Store for Guarded {
         }
     }
 
-    /// Not bounded: who gives up a registration must keep the memory, and no caller does so yet.
+    /// See [`Guarded::register_within`].
     fn register(&self, range: Range) -> Result<()> {
-        self.core.store.register(range)
+        self.register_within(range, self.settings.save)
     }
 
-    /// Not bounded, as [`register`](Self::register).
+    /// See [`Guarded::unregister_within`].
     fn unregister(&self, range: Range) -> Result<()> {
-        self.core.store.unregister(range)
+        self.unregister_within(range, self.settings.save)
     }
 
     /// Down while the breaker is not closed. A pool's word on its own health may be old, so that it
@@ -510,54 +624,7 @@ impl Store for Guarded {
     /// Waits for calls inside the pool and closes it, all by the deadline. `Busy` if one is still inside: whoever leaves
     /// last closes the pool, and nothing that it may use is freed. What the pool's own close says is passed on.
     fn close(&self) -> Result<()> {
-        let Some(lane) = &self.lane else {
-            return self.core.store.close();
-        };
-        let core = &self.core;
-        let deadline = core.clock.now().saturating_add(self.settings.close);
-        core.state.lock().closed = true;
-        let is_empty = || core.state.lock().inside == 0;
-        lane.wait_until(Some(self.settings.close), || {
-            is_empty() || core.clock.now() >= deadline
-        });
-        {
-            let mut state = core.state.lock();
-            if state.inside > 0 {
-                state.close_on_leave = true;
-                bail!(
-                    Busy,
-                    "close: {} calls are still inside the pool after {} ms; what they may use is kept",
-                    state.inside,
-                    self.settings.close.as_millis()
-                );
-            }
-            if std::mem::replace(&mut state.close_begun, true) {
-                return Ok(());
-            }
-        }
-        let left = deadline.saturating_sub(core.clock.now());
-        let (made, fate) = self.carry_out(lane, Close(Ok(())), left, None);
-        match (made, fate) {
-            (Made::Back(call), Fate::Answered) => call.0,
-            (Made::Back(_), Fate::Missed) => {
-                // No thread took it, so it can be tried again.
-                core.state.lock().close_begun = false;
-                bail!(
-                    PoolFailed,
-                    "close: no time was left to close the pool within {} ms",
-                    self.settings.close.as_millis()
-                )
-            }
-            (Made::Kept(_), _) => bail!(
-                PoolFailed,
-                "close: the pool had not closed after {} ms",
-                self.settings.close.as_millis()
-            ),
-            (Made::Back(_), Fate::Closed | Fate::Silent) => bail!(
-                PoolFailed,
-                "close: the pool's close panicked or could not be called"
-            ),
-        }
+        self.close_within(self.settings.close)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::call::Call;
 use crate::device::memory::{Source, Target, recycle_sources, recycle_targets};
 use crate::keys::Keys;
+use crate::layout::Range;
 use crate::store::{
     GetOutcome, Health, Pieces, Place, Presence, PutOptions, PutOutcome, RemoveOutcome, Store,
     answer_all, code,
@@ -27,7 +28,7 @@ pub trait Buffers: Send + 'static {
 }
 
 /// A get of one object per key into buffers of its own. Refill and use again what came back.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Get<B> {
     /// The keys.
     pub keys: Keys,
@@ -39,7 +40,7 @@ pub struct Get<B> {
 }
 
 /// A put of one object per key out of buffers of its own.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Put<B> {
     /// The keys.
     pub keys: Keys,
@@ -56,7 +57,7 @@ pub struct Put<B> {
     list: Vec<Source<'static>>,
 }
 
-impl<B: Buffers> Get<B> {
+impl<B> Get<B> {
     /// A get of these keys.
     pub fn new(keys: Keys, buffers: B) -> Self {
         Self {
@@ -67,6 +68,20 @@ impl<B: Buffers> Get<B> {
         }
     }
 
+    /// The same call around other buffers; those it had come back. Around nothing, `()`, a call keeps
+    /// its lists for the next one.
+    pub fn with<C>(self, buffers: C) -> (Get<C>, B) {
+        let call = Get {
+            keys: self.keys,
+            buffers,
+            outcomes: self.outcomes,
+            list: self.list,
+        };
+        (call, self.buffers)
+    }
+}
+
+impl<B: Buffers> Get<B> {
     pub(super) fn answer(&mut self, code: i32) {
         let failed = GetOutcome::Failed(code);
         answer_all(&mut self.outcomes, self.keys.len(), failed);
@@ -81,7 +96,7 @@ impl<B: Buffers> Get<B> {
     }
 }
 
-impl<B: Buffers> Put<B> {
+impl<B> Put<B> {
     /// A put of these keys that asks for nothing beyond storing.
     pub fn new(keys: Keys, buffers: B) -> Self {
         Self {
@@ -95,6 +110,22 @@ impl<B: Buffers> Put<B> {
         }
     }
 
+    /// The same call around other buffers, as [`Get::with`].
+    pub fn with<C>(self, buffers: C) -> (Put<C>, B) {
+        let call = Put {
+            keys: self.keys,
+            buffers,
+            soft_pin_ttl: self.soft_pin_ttl,
+            groups: self.groups,
+            places: self.places,
+            outcomes: self.outcomes,
+            list: self.list,
+        };
+        (call, self.buffers)
+    }
+}
+
+impl<B: Buffers> Put<B> {
     pub(super) fn answer(&mut self, code: i32) {
         let failed = PutOutcome::Failed(code);
         answer_all(&mut self.outcomes, self.keys.len(), failed);
@@ -303,6 +334,39 @@ impl Call for AskHealth {
             Health::Down(code) if store.is_transport(code) => Some(code),
             _ => None,
         }
+    }
+
+    fn come_home(self) {}
+}
+
+/// Makes a range known to the pool, or takes that back.
+#[derive(Debug)]
+pub(super) struct Register {
+    pub range: Range,
+    pub registers: bool,
+    pub result: crate::error::Result<()>,
+}
+
+impl Call for Register {
+    // The range is only numbers here. Who made the call has the memory, and keeps it if the call is late.
+    const LENDS: bool = false;
+
+    fn name(&self) -> &'static str {
+        match self.registers {
+            true => "pool register",
+            false => "pool unregister",
+        }
+    }
+
+    fn run(&mut self, store: &dyn Store) {
+        self.result = match self.registers {
+            true => store.register(self.range),
+            false => store.unregister(self.range),
+        };
+    }
+
+    fn failure(&self, _: &dyn Store) -> Option<i32> {
+        None
     }
 
     fn come_home(self) {}

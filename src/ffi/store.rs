@@ -10,9 +10,12 @@ use super::status::kvb_status;
 use crate::device::memory::{Source, Target};
 use crate::error::{Result, bail};
 use crate::keys::Keys;
+use crate::lane::Mode;
 use crate::store::connection::Connection;
 use crate::store::faulty::{Faults, Faulty};
+use crate::store::guarded::{Guarded, Settings};
 use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
+use crate::sync::SystemClock;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -33,20 +36,28 @@ impl Noun for kvb_store {
     type Alone = ();
 }
 
+/// So many late calls may a pool keep before it is left alone, and so many threads may call at once.
+const MOST_LOST_CALLS: usize = 8;
+const CALLERS: usize = 4;
+
 /// What stands behind a store: the pool, and the faults that wrap it, from the inside out.
 pub(super) struct Opened {
     connection: Connection,
     faults: Vec<Arc<Faults>>,
-    store: Arc<dyn Store>,
+    settings: Settings,
+    /// For the calls of this store itself.
+    store: Arc<Guarded>,
 }
 
 impl Opened {
-    fn new(connection: Connection, faults: Vec<Arc<Faults>>) -> Result<Self> {
+    fn new(connection: Connection, faults: Vec<Arc<Faults>>, settings: Settings) -> Result<Self> {
         let store = wrapped(connection.handle()?, &faults);
+        let clock = Arc::new(SystemClock::new());
         Ok(Self {
+            store: Guarded::start(store, settings, clock, &Mode::Threads)?,
             connection,
             faults,
-            store,
+            settings,
         })
     }
 
@@ -176,8 +187,12 @@ pub unsafe extern "C" fn kvb_store_open(
                 "a store table is not supported in this build; pass NULL"
             );
         }
+        let settings = Settings::new(config, MOST_LOST_CALLS, CALLERS);
         let connection = log::always(|| Connection::open(config, &engine))?;
-        out.write(handle::create(Opened::new(connection, Vec::new())?, ()));
+        out.write(handle::create(
+            Opened::new(connection, Vec::new(), settings)?,
+            (),
+        ));
         Ok(())
     })
 }
@@ -209,7 +224,7 @@ pub unsafe extern "C" fn kvb_store_wrap_faulty(
         let opened = store.common();
         let mut faults = opened.faults.clone();
         faults.push(Faults::from_json(script)?);
-        let wrapped = Opened::new(opened.connection.share()?, faults)?;
+        let wrapped = Opened::new(opened.connection.share()?, faults, opened.settings)?;
         out.write(handle::create(wrapped, ()));
         Ok(())
     })

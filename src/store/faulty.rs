@@ -49,6 +49,7 @@ pub struct Count {
 pub struct Faulty {
     inner: Arc<dyn Store>,
     faults: Arc<Faults>,
+    capabilities: Capabilities,
 }
 
 /// A script and how far it is: what all handles on one faulty store share.
@@ -57,13 +58,18 @@ pub struct Faults {
     script: Mutex<Arc<Vec<Timed>>>,
     counts: [Counter; 4],
     gate: Arc<Gate>,
+    /// The script has calls that take their time, or a pool that is out of reach: what wraps the store must
+    /// take it for one that can be late.
+    can_be_late: bool,
 }
 
 impl Faults {
     /// Reads a script's text; see `docs/faults.md`. `InvalidArgument` names every problem.
     pub fn from_json(text: &[u8]) -> Result<Arc<Self>> {
-        let faults = Self::default();
-        *faults.script.lock() = Arc::new(script::parse(text, &faults.gate)?);
+        let mut faults = Self::default();
+        let (script, can_be_late) = script::parse(text, &faults.gate)?;
+        faults.can_be_late = can_be_late;
+        *faults.script.lock() = Arc::new(script);
         Ok(Arc::new(faults))
     }
 
@@ -102,9 +108,27 @@ impl Faulty {
         store
     }
 
+    /// Wraps a store as one whose calls can be late, and whose failures with [`code::UNREACHABLE`] leave
+    /// pieces in the pool's hands.
+    pub fn late(inner: Arc<dyn Store>, script: Script) -> Arc<Self> {
+        let faults = Faults {
+            can_be_late: true,
+            ..Faults::default()
+        };
+        let store = Self::over(inner, Arc::new(faults));
+        store.set_script(script);
+        store
+    }
+
     /// Wraps a store under faults that other handles may have too.
     pub fn over(inner: Arc<dyn Store>, faults: Arc<Faults>) -> Arc<Self> {
-        Arc::new(Self { inner, faults })
+        let mut capabilities = inner.capabilities().clone();
+        capabilities.can_be_late |= faults.can_be_late;
+        Arc::new(Self {
+            inner,
+            faults,
+            capabilities,
+        })
     }
 
     /// Replaces the script for calls that begin from now on. Call numbers go on counting.
@@ -233,7 +257,7 @@ fn flip(bytes: &mut [u8]) {
 
 impl Store for Faulty {
     fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+        &self.capabilities
     }
 
     fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
@@ -421,8 +445,8 @@ impl Store for Faulty {
         self.inner.health()
     }
 
-    fn is_transport(&self, code: i32) -> bool {
-        self.inner.is_transport(code)
+    fn is_transport(&self, number: i32) -> bool {
+        number == code::UNREACHABLE || self.inner.is_transport(number)
     }
 
     fn close(&self) -> Result<()> {

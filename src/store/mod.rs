@@ -44,6 +44,8 @@ pub mod code {
     pub const NO_ANSWER: i32 = -20_009;
     /// There is no memory for what the call needs.
     pub const NO_MEMORY: i32 = -20_010;
+    /// The pool, or a part of it, cannot be reached; it may still use the pieces of the call.
+    pub const UNREACHABLE: i32 = -20_011;
 }
 
 /// Answer to "is this key in the pool?".

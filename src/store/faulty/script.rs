@@ -10,6 +10,7 @@ use super::{Action, Call, Rule, Which};
 use crate::config::json::{Members, Value, shown};
 use crate::config::nearest;
 use crate::error::{Error, Kind, Result, bail};
+use crate::store::code;
 
 /// A rule and which of its calls it concerns: every call, every second one …
 pub type Timed = (Rule, u64);
@@ -39,9 +40,10 @@ const CALLS: [(&str, Call); 5] = [
     ("remove", Call::Remove),
     ("any", Call::Any),
 ];
-const FAULTS: [&str; 10] = [
+const FAULTS: [&str; 11] = [
     "lose",
     "fail",
+    "unreachable",
     "no-space",
     "claim-present",
     "truncate",
@@ -72,8 +74,9 @@ impl Gate {
     }
 }
 
-/// Reads a script. `InvalidArgument` names every problem, one a line.
-pub fn parse(bytes: &[u8], gate: &Arc<Gate>) -> Result<Vec<Timed>> {
+/// Reads a script; also answers whether its store can be late. `InvalidArgument` names every problem, one a
+/// line.
+pub fn parse(bytes: &[u8], gate: &Arc<Gate>) -> Result<(Vec<Timed>, bool)> {
     if bytes.len() > MAX_BYTES {
         bail!(
             InvalidArgument,
@@ -85,7 +88,7 @@ pub fn parse(bytes: &[u8], gate: &Arc<Gate>) -> Result<Vec<Timed>> {
         Err(error) => bail!(InvalidArgument, "script: it is not a JSON object: {error}"),
     };
     let mut problems = Vec::new();
-    let mut rules = Vec::new();
+    let (mut rules, mut can_be_late) = (Vec::new(), false);
     let mut fields = Fields {
         path: "script".to_owned(),
         members: members.0,
@@ -104,7 +107,10 @@ pub fn parse(bytes: &[u8], gate: &Arc<Gate>) -> Result<Vec<Timed>> {
                             members: members.0,
                             problems: &mut problems,
                         };
-                        rules.extend(rule(&mut fields, gate));
+                        if let Some((timed, is_late)) = rule(&mut fields, gate) {
+                            rules.push(timed);
+                            can_be_late |= is_late;
+                        }
                         fields.finish(&FIELDS);
                     }
                     Err(_) => problems.push(format!("{path}: it is not a JSON object")),
@@ -118,12 +124,13 @@ pub fn parse(bytes: &[u8], gate: &Arc<Gate>) -> Result<Vec<Timed>> {
         }
     }
     match problems.as_slice() {
-        [] => Ok(rules),
+        [] => Ok((rules, can_be_late)),
         problems => Err(Error::new(Kind::InvalidArgument, problems.join("\n  "))),
     }
 }
 
-fn rule(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<Timed> {
+/// A rule, and whether it makes a store late.
+fn rule(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<(Timed, bool)> {
     let names = CALLS.map(|(name, _)| name);
     let call = fields.word("call", &names);
     let call = call.map_or(Call::Any, |word| {
@@ -142,17 +149,17 @@ fn rule(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<Timed> {
         (None, Some(text)) => Which::Containing(text.into_bytes()),
         (Some(key), Some(text)) => Which::Nth(key as usize, text.into_bytes()),
     };
-    let action = action(fields, gate)?;
+    let (action, is_late) = action(fields, gate)?;
     let rule = Rule {
         call,
         at: from..until,
         keys,
         action,
     };
-    Some((rule, every))
+    Some(((rule, every), is_late))
 }
 
-fn action(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<Action> {
+fn action(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<(Action, bool)> {
     let Some(fault) = fields.word("fault", &FAULTS) else {
         if fields.is_missing("fault") {
             fields.problem("fault", "it is missing");
@@ -165,6 +172,7 @@ fn action(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<Action> {
             let range = i64::from(i32::MIN)..=-1;
             Action::Fail(fields.integer("code", range).unwrap_or(-1) as i32)
         }
+        "unreachable" => Action::Fail(code::UNREACHABLE),
         "no-space" => Action::NoSpace,
         "claim-present" => Action::ClaimPresent,
         "truncate" => Action::Truncate,
@@ -186,7 +194,7 @@ fn action(fields: &mut Fields<'_, '_>, gate: &Arc<Gate>) -> Option<Action> {
         }
         _ => Action::Hook(Arc::new(panic_as_asked)),
     };
-    Some(action)
+    Some((action, matches!(fault, "delay" | "hang" | "unreachable")))
 }
 
 #[expect(clippy::panic, reason = "that is the fault")]
@@ -318,7 +326,7 @@ mod tests {
             {"call": "get", "fault": "corrupt", "key": 1, "containing": "a"},
             {"fault": "wrong-length", "by": -1}, {"fault": "delay", "ms": 0}
         ]}"#;
-        let rules = parse(text.as_bytes(), &Arc::default()).unwrap();
+        let (rules, _) = parse(text.as_bytes(), &Arc::default()).unwrap();
         let shown: Vec<_> = rules
             .iter()
             .map(|(rule, every)| {

@@ -15,55 +15,7 @@ use crate::store::{conformance, embedded};
 const HOUR: Duration = Duration::from_secs(3600);
 const COOLDOWN: Duration = Duration::from_secs(2 * 3600);
 const SIZE: usize = 16;
-const TRANSPORT: i32 = -900;
-
-/// Says of the store inside that it can be late.
-struct MaybeLate(Arc<dyn Store>, Capabilities);
-
-fn maybe_late(inner: Arc<dyn Store>) -> Arc<dyn Store> {
-    let mut capabilities = inner.capabilities().clone();
-    capabilities.can_be_late = true;
-    Arc::new(MaybeLate(inner, capabilities))
-}
-
-impl Store for MaybeLate {
-    fn capabilities(&self) -> &Capabilities {
-        &self.1
-    }
-    fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
-        self.0.exist(keys, out);
-    }
-    fn put(
-        &self,
-        keys: &Keys,
-        sources: Pieces<'_, Source<'_>>,
-        options: &PutOptions<'_>,
-        out: &mut Vec<PutOutcome>,
-    ) {
-        self.0.put(keys, sources, options, out);
-    }
-    fn get(&self, keys: &Keys, targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
-        self.0.get(keys, targets, out);
-    }
-    fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {
-        self.0.remove(keys, force, out);
-    }
-    fn register(&self, range: Range) -> Result<()> {
-        self.0.register(range)
-    }
-    fn unregister(&self, range: Range) -> Result<()> {
-        self.0.unregister(range)
-    }
-    fn health(&self) -> Health {
-        self.0.health()
-    }
-    fn is_transport(&self, code: i32) -> bool {
-        code == TRANSPORT
-    }
-    fn close(&self) -> Result<()> {
-        self.0.close()
-    }
-}
+const TRANSPORT: i32 = code::UNREACHABLE;
 
 fn settings(bound: usize) -> Settings {
     Settings {
@@ -95,8 +47,8 @@ fn rig(settings: Settings, threads: bool) -> Rig {
         true => Mode::Threads,
         false => Mode::Stepped(Arc::clone(&stepper)),
     };
-    let pool = Faulty::new(pool(), Vec::new());
-    let inner = maybe_late(Arc::clone(&pool) as Arc<dyn Store>);
+    let pool = Faulty::late(pool(), Vec::new());
+    let inner = Arc::clone(&pool) as Arc<dyn Store>;
     let time = Arc::clone(&clock) as Arc<dyn Clock>;
     let guard = Guarded::start(inner, settings, time, &mode).unwrap();
     Rig {
@@ -265,7 +217,13 @@ fn back<C>(made: Made<C>) -> C {
 fn a_guarded_store_is_a_store() {
     conformance::check(&|| {
         let clock = Arc::new(SystemClock::new());
-        Guarded::start(maybe_late(pool()), settings(4), clock, &Mode::Threads).unwrap()
+        Guarded::start(
+            Faulty::late(pool(), Vec::new()),
+            settings(4),
+            clock,
+            &Mode::Threads,
+        )
+        .unwrap()
     })
     .unwrap();
 }
@@ -304,7 +262,8 @@ fn a_store_that_cannot_be_late_is_called_inline() {
 fn threads_that_cannot_be_started_are_an_error() {
     let clock = Arc::new(ManualClock::new());
     let mode = Mode::FailAfter(1);
-    let error = Guarded::start(maybe_late(pool()), settings(1), clock, &mode).unwrap_err();
+    let error =
+        Guarded::start(Faulty::late(pool(), Vec::new()), settings(1), clock, &mode).unwrap_err();
     assert_eq!(error.kind(), Kind::NoThread);
 }
 

@@ -224,8 +224,8 @@ TEST(Faults, APanicOnTheSaveThreadCostsItsPagesAndNothingElse) {
   EXPECT_EQ(rig.stored(counted(3 * T)), 3u);
 }
 
-TEST(Faults, ACallThatHangsKeepsTheLayoutBusyAndEndsWithTheStore) {
-  Rig rig(json("faults-hang", R"("save_timeout_ms": 1)"), "float16",
+TEST(Faults, ACallThatHangsCostsItsPagesAndEndsWithTheStore) {
+  Rig rig(json("faults-hang", R"("save_timeout_ms": 1, "lookup_timeout_ms": 60000)"), "float16",
           script(R"({"call": "put", "fault": "hang", "ms": 60000})"));
   auto prompt = counted(2 * T);
   auto pages = slots(2);
@@ -233,10 +233,33 @@ TEST(Faults, ACallThatHangsKeepsTheLayoutBusyAndEndsWithTheStore) {
   rig.allocated(1, 0, pages);
   rig.run(rig.build(1, prompt, 0, prompt.size(), pages));
   EXPECT_TRUE(rig.scheduler.finished(1, KVB_FINISH_ENDED));
-  /* A shutdown would be busy as well, and keep for ever what the call may use. */
-  expect_error(KVB_BUSY, "kvb_worker_unregister_layout: ", [&] { rig.worker.unregister_layout(); });
+  /* Waits for the save, which ends at its deadline. The pool keeps its slots, not the layout. */
+  while (rig.worker.stats().failed_save_pages < 2) std::this_thread::yield();
+  kvb_stats stats = rig.worker.stats();
+  EXPECT_EQ(stats.pool_deadlines, 1u);
+  EXPECT_EQ(stats.late_calls, 1u);
+  EXPECT_EQ(stats.breaker_state, KVB_BREAKER_OPEN);
+  expect_error(KVB_BUSY, "shutdown: ", [&] { rig.worker.shutdown(0); });
   rig.faulty = kvb::Store();
+  while (rig.worker.stats().late_calls > 0) std::this_thread::yield();
   rig.worker.shutdown(30000);
+}
+
+TEST(Faults, APoolOutOfReachOpensTheBreaker) {
+  Rig rig(json("faults-unreachable", R"("breaker_cooldown_ms": 60000)"), "float16",
+          script(R"({"call": "get", "fault": "unreachable", "count": 1})"));
+  rig.serve(1, counted(3 * T));
+  rig.serve(2, counted(3 * T));
+  kvb_stats stats = rig.worker.stats();
+  EXPECT_EQ(stats.pool_failures, 1u);
+  EXPECT_EQ(stats.quarantined_calls, 1u);
+  EXPECT_EQ(stats.breaker_openings, 1u);
+  EXPECT_EQ(stats.breaker_state, KVB_BREAKER_OPEN);
+  /* Nothing is asked from here on, and the engine computes. */
+  auto refused = stats.breaker_refusals;
+  rig.serve(3, counted(3 * T));
+  EXPECT_GT(rig.worker.stats().breaker_refusals, refused);
+  EXPECT_EQ(rig.worker.stats().loaded_pages, 0u);
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ fn structs_are_laid_out_as_released() {
             tokens_behind_holes load_calls load_queue_ns load_resolve_ns
             load_fence_ns load_describe_ns load_get_ns load_unstage_ns load_sync_ns
             load_resolve_cpu_ns load_fence_cpu_ns load_describe_cpu_ns load_get_cpu_ns
-            load_unstage_cpu_ns load_sync_cpu_ns
+            load_unstage_cpu_ns load_sync_cpu_ns breaker_state pool_deadlines pool_failures
+            breaker_openings breaker_refusals late_calls_returned late_calls quarantined_calls
         }
         kvb_explanation {
             struct_size reason offered_tokens blocks stored_blocks missing_block group_id rank code

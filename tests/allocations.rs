@@ -97,6 +97,9 @@ impl Store for Hollow {
     fn health(&self) -> Health {
         Health::Up
     }
+    fn is_transport(&self, _: i32) -> bool {
+        false
+    }
     fn close(&self) -> Result<()> {
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvbridge::config::Config;
-use kvbridge::stats::{Gauges, Stats};
+use kvbridge::stats::{Gauges, PoolCounts, Stats};
 
 #[allow(dead_code, reason = "the walk of the boundary needs more of it")]
 #[path = "boundary/header.rs"]
@@ -426,6 +426,8 @@ fn every_counter_is_explained() {
             .collect::<BTreeSet<_>>()
     };
     assert_eq!(sorted(counts), counters.iter().cloned().collect());
+    let pool = PoolCounts::default();
+    let (times, guard) = times.split_at(times.len() - pool.counters().len() - pool.gauges().len());
     // The times are explained by their prefix, in one row.
     assert!(
         times
@@ -433,6 +435,10 @@ fn every_counter_is_explained() {
             .all(|name| name.starts_with("load_") && name.ends_with("_ns"))
     );
     counters.push("load_…_ns".to_owned());
+    let numbers = pool.counters().into_iter().chain(pool.gauges());
+    let numbered = numbers.map(|(name, _, _)| name.to_owned()).collect();
+    assert_eq!(sorted(guard), numbered);
+    counters.extend(guard.iter().map(|name| (*name).clone()));
     assert_eq!(listed, counters);
 }
 

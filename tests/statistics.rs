@@ -72,7 +72,7 @@ fn timed() -> Setup {
 
 /// Replaces the rig's worker by one whose statistics are due by this clock.
 fn with_clock(rig: &mut Rig, clock: &Arc<ManualClock>) {
-    let store = Arc::new(rig::Lent(Arc::clone(&rig.faulty) as Arc<_>));
+    let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>);
     let mode = Mode::Stepped(Stepper::new());
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
@@ -211,7 +211,7 @@ fn off_no_clock_is_read_and_no_call_added() {
         let off = setup.more.is_empty();
         let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
         if off {
-            let store = Arc::new(rig::Lent(Arc::clone(&rig.faulty) as Arc<_>));
+            let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>);
             let mode = Mode::Stepped(Stepper::new());
             let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
             let clock = Arc::new(Untouched);

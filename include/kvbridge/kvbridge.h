@@ -1005,6 +1005,15 @@ void kvb_worker_free(kvb_worker *worker);
 
 /* ==== what a worker has counted ==== */
 
+/** kvb_stats.breaker_state: calls reach the pool. */
+#define KVB_BREAKER_CLOSED 0
+
+/** kvb_stats.breaker_state: the pool did not answer lately, or keeps too much; no call is made. */
+#define KVB_BREAKER_OPEN 1
+
+/** kvb_stats.breaker_state: one call finds out whether the pool answers again. */
+#define KVB_BREAKER_PROBING 2
+
 /** Counters since the worker was made; bytes are payload bytes. */
 typedef struct kvb_stats {
   /** sizeof(kvb_stats) */
@@ -1088,6 +1097,25 @@ typedef struct kvb_stats {
   uint64_t load_unstage_cpu_ns;
   /** Waiting for the device, on the CPU. */
   uint64_t load_sync_cpu_ns;
+  /**
+   * What is let through to the pool now: KVB_BREAKER_CLOSED, KVB_BREAKER_OPEN or KVB_BREAKER_PROBING.
+   * This and the fields below stay 0 with a pool whose calls cannot be late.
+   */
+  uint64_t breaker_state;
+  /** Calls of the pool that had no answer at their deadline. */
+  uint64_t pool_deadlines;
+  /** Calls of the pool that ended with a transport error or without an answer. */
+  uint64_t pool_failures;
+  /** How often calls began to be kept from the pool. */
+  uint64_t breaker_openings;
+  /** Calls of the pool that were not made because it did not answer lately. */
+  uint64_t breaker_refusals;
+  /** Calls of the pool that returned after their deadline. */
+  uint64_t late_calls_returned;
+  /** Calls of the pool past their deadline that have not returned, each with a thread. */
+  uint64_t late_calls;
+  /** Calls of the pool whose memory is not used again, since the pool may still use it. */
+  uint64_t quarantined_calls;
 } kvb_stats;
 
 /** The worker's counters at this moment. Each is exact; together they may straddle an event. */

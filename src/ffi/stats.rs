@@ -5,9 +5,16 @@ use super::guard::guard;
 use super::handle;
 use super::status::kvb_status;
 use super::worker::kvb_worker;
-use crate::stats::Phase;
+use crate::stats::{BreakerState, Phase};
 use std::ffi::c_char;
 use std::time::Duration;
+
+/// kvb_stats.breaker_state: calls reach the pool.
+pub const KVB_BREAKER_CLOSED: u64 = 0;
+/// kvb_stats.breaker_state: the pool did not answer lately, or keeps too much; no call is made.
+pub const KVB_BREAKER_OPEN: u64 = 1;
+/// kvb_stats.breaker_state: one call finds out whether the pool answers again.
+pub const KVB_BREAKER_PROBING: u64 = 2;
 
 /// Counters since the worker was made; bytes are payload bytes.
 #[repr(C)]
@@ -92,6 +99,23 @@ pub struct kvb_stats {
     pub load_unstage_cpu_ns: u64,
     /// Waiting for the device, on the CPU.
     pub load_sync_cpu_ns: u64,
+    /// What is let through to the pool now: KVB_BREAKER_CLOSED, KVB_BREAKER_OPEN or KVB_BREAKER_PROBING.
+    /// This and the fields below stay 0 with a pool whose calls cannot be late.
+    pub breaker_state: u64,
+    /// Calls of the pool that had no answer at their deadline.
+    pub pool_deadlines: u64,
+    /// Calls of the pool that ended with a transport error or without an answer.
+    pub pool_failures: u64,
+    /// How often calls began to be kept from the pool.
+    pub breaker_openings: u64,
+    /// Calls of the pool that were not made because it did not answer lately.
+    pub breaker_refusals: u64,
+    /// Calls of the pool that returned after their deadline.
+    pub late_calls_returned: u64,
+    /// Calls of the pool past their deadline that have not returned, each with a thread.
+    pub late_calls: u64,
+    /// Calls of the pool whose memory is not used again, since the pool may still use it.
+    pub quarantined_calls: u64,
 }
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_stats {}
@@ -113,6 +137,7 @@ pub unsafe extern "C" fn kvb_worker_stats(
         let stats = worker.common().stats();
         let gauges = worker.common().gauges();
         let times = worker.common().phase_times();
+        let pool = worker.common().pool_counts();
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         out.write(&kvb_stats {
             struct_size: 0,
@@ -154,6 +179,18 @@ pub unsafe extern "C" fn kvb_worker_stats(
             load_get_cpu_ns: nanos(times.cpu(Phase::Get)),
             load_unstage_cpu_ns: nanos(times.cpu(Phase::Unstage)),
             load_sync_cpu_ns: nanos(times.cpu(Phase::Sync)),
+            breaker_state: match pool.state {
+                BreakerState::Closed => KVB_BREAKER_CLOSED,
+                BreakerState::Open => KVB_BREAKER_OPEN,
+                BreakerState::Probing => KVB_BREAKER_PROBING,
+            },
+            pool_deadlines: pool.deadlines,
+            pool_failures: pool.failures,
+            breaker_openings: pool.opened,
+            breaker_refusals: pool.refused,
+            late_calls_returned: pool.returned,
+            late_calls: pool.late,
+            quarantined_calls: pool.quarantined,
         });
         Ok(())
     })

@@ -2,13 +2,16 @@
 //! Prometheus text and the code that counts.
 //!
 //! - `phases.rs`: where a load spends its time
+//! - `pool.rs`: deadlines, breaker and late calls
 //! - `lines.rs`: the two lines that are logged at intervals
 
 mod lines;
 mod phases;
+mod pool;
 
 pub use lines::Lines;
 pub use phases::{Lap, PHASES, Phase, PhaseTimes, Timers};
+pub use pool::{BreakerState, PoolCounts};
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -141,16 +144,22 @@ impl Gauges {
 }
 
 /// All numbers in Prometheus' text format (version 0.0.4), each with the label `rank`.
-pub fn prometheus(stats: &Stats, gauges: &Gauges, times: &PhaseTimes, rank: u32) -> String {
+pub fn prometheus(
+    stats: &Stats,
+    gauges: &Gauges,
+    pool: &PoolCounts,
+    times: &PhaseTimes,
+    rank: u32,
+) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
-    for (name, help, value) in stats.entries() {
+    for (name, help, value) in stats.entries().chain(pool.counters()) {
         let _ = write!(
             text,
             "# HELP kvbridge_{name}_total {help}\n# TYPE kvbridge_{name}_total counter\nkvbridge_{name}_total{{rank=\"{rank}\"}} {value}\n"
         );
     }
-    for (name, help, value) in gauges.entries() {
+    for (name, help, value) in gauges.entries().into_iter().chain(pool.gauges()) {
         let _ = write!(
             text,
             "# HELP kvbridge_{name} {help}\n# TYPE kvbridge_{name} gauge\nkvbridge_{name}{{rank=\"{rank}\"}} {value}\n"
@@ -194,11 +203,19 @@ mod tests {
             loads_queued: 7,
             ..Gauges::default()
         };
-        let text = prometheus(&stats, &gauges, &PhaseTimes::default(), 3);
+        let pool = PoolCounts {
+            state: BreakerState::Probing,
+            refused: 9,
+            ..PoolCounts::default()
+        };
+        let text = prometheus(&stats, &gauges, &pool, &PhaseTimes::default(), 3);
+        assert!(text.contains("kvbridge_breaker_refusals_total{rank=\"3\"} 9\n"));
+        assert!(text.contains("kvbridge_breaker_state{rank=\"3\"} 2\n"));
         assert!(text.contains("kvbridge_loaded_bytes_total{rank=\"3\"} 42\n"));
         assert!(text.contains("kvbridge_loads_queued{rank=\"3\"} 7\n"));
         assert!(text.contains("# HELP kvbridge_lookups_total Lookups of a chain of blocks.\n"));
         let families = stats.entries().count() + gauges.entries().len() + 2;
+        let families = families + pool.counters().len() + pool.gauges().len();
         let samples = families - 1 + 2 * PHASES.len();
         assert_eq!(text.lines().count(), 2 * families + samples);
     }

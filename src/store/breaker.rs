@@ -3,17 +3,7 @@
 
 use std::time::Duration;
 
-/// What a breaker lets through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum State {
-    /// Every call.
-    #[default]
-    Closed,
-    /// None: the pool did not answer, or too much is held by calls that went wrong.
-    Open,
-    /// One call is on its way to find out whether the pool answers again; no other.
-    Probing,
-}
+pub use crate::stats::BreakerState as State;
 
 /// The permission for one call; its end is told with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

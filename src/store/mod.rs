@@ -273,9 +273,7 @@ pub trait Store: Send + Sync {
     /// Whether a failure code of this store means that the pool, or a part of it, cannot be reached. After
     /// such a failure of a get or put the pool may still use the pieces of that call, if it
     /// [can be late](Capabilities::can_be_late).
-    fn is_transport(&self, _code: i32) -> bool {
-        false
-    }
+    fn is_transport(&self, code: i32) -> bool;
 
     /// Ends the use of this handle: later calls fail with [`code::CLOSED`]. Closing again is ok.
     fn close(&self) -> Result<()>;

@@ -54,7 +54,7 @@ use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
-use crate::stats::{self, Gauges, PhaseTimes, Stats};
+use crate::stats::{self, Gauges, PhaseTimes, PoolCounts, Stats};
 use crate::store::Store;
 use crate::store::guarded::{self, Guarded};
 use crate::sync::{Clock, SystemClock};
@@ -386,12 +386,18 @@ impl Handle {
         self.0.timers.snapshot()
     }
 
+    /// Deadlines, breaker and late calls of this worker's connection.
+    pub fn pool_counts(&self) -> PoolCounts {
+        self.0.store.counts()
+    }
+
     /// All numbers as Prometheus text.
     pub fn prometheus(&self) -> String {
         let times = self.phase_times();
         stats::prometheus(
             &self.stats(),
             &self.gauges(),
+            &self.pool_counts(),
             &times,
             self.0.terms.global_rank,
         )

@@ -68,7 +68,7 @@ impl Worker {
         );
         self.shared
             .store
-            .close_within(patience().max(PATIENCE_WITH_POOL))
+            .close_within(patience(), PATIENCE_WITH_POOL)
     }
 }
 

@@ -329,6 +329,9 @@ impl Store for Pool {
         Health::Up
     }
 
+    fn is_transport(&self, _: i32) -> bool {
+        false
+    }
     fn close(&self) -> Result<()> {
         Ok(())
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Cache, Lent, Setup, T, content, pool, request};
+use super::{Cache, Jumping, Lent, Setup, T, content, pool, request};
 use kvbridge::device::Stream;
 use kvbridge::error::Result;
 use kvbridge::keys::Tokens;
-use kvbridge::lane::{Mode, Stepper};
+use kvbridge::lane::{Clock, Mode, Stepper};
 use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::{FinishReason, GroupPages, Scheduler, Step};
 use kvbridge::stats::Stats;
@@ -20,6 +20,7 @@ use kvbridge::worker::{Fence, Worker};
 pub struct Rank {
     pub worker: Worker,
     pub cache: Cache,
+    pub lent: Arc<Lent>,
     pub number: u32,
 }
 
@@ -46,6 +47,7 @@ pub struct Rig {
     pub ranks: Vec<Rank>,
     pub scheduler: Scheduler,
     pub stepper: Arc<Stepper>,
+    pub clock: Arc<Jumping>,
     pub live: BTreeMap<u64, Live>,
     pub free: Vec<i32>,
     /// Requests that ended and are not reported by every rank: their pages and who reported them.
@@ -81,7 +83,7 @@ impl Rig {
 
     /// `store` is what the workers get; it may wrap `faulty`.
     pub fn with(setup: Setup, pool: Arc<Pool>, faulty: Arc<Faulty>, store: Arc<dyn Store>) -> Self {
-        let stepper = Stepper::new();
+        let (stepper, clock) = (Stepper::new(), Arc::new(Jumping::default()));
         let mode = match setup.stepped {
             true => Mode::Stepped(Arc::clone(&stepper)),
             false => Mode::Threads,
@@ -89,13 +91,17 @@ impl Rig {
         let config = setup.config();
         let ranks: Vec<Rank> = (0..setup.world)
             .map(|number| {
-                let lent = Arc::new(Lent(Arc::clone(&store)));
-                let mut worker = Worker::new(&config, &setup.engine(number), lent, &mode).unwrap();
+                let lent = Lent::new(Arc::clone(&store));
+                let time = Arc::clone(&clock) as Arc<dyn Clock>;
+                let engine = setup.engine(number);
+                let mut worker =
+                    Worker::with_clock(&config, &engine, lent.clone(), &mode, time).unwrap();
                 let cache = Cache::new(&setup);
                 worker.register_layout(cache.register()).unwrap();
                 Rank {
                     worker,
                     cache,
+                    lent,
                     number,
                 }
             })
@@ -110,6 +116,7 @@ impl Rig {
             ranks,
             scheduler,
             stepper,
+            clock,
             live: BTreeMap::new(),
             ending: BTreeMap::new(),
             announce: Vec::new(),

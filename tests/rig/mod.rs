@@ -16,11 +16,13 @@
 #![allow(unsafe_code, reason = "a cache is registered on the rig's word")]
 
 mod cache;
+mod clock;
 mod engine;
 mod setup;
 mod store;
 
 pub use cache::{Cache, content};
+pub use clock::{Jumping, LONG};
 pub use engine::{Live, Polled, Rank, Rig};
 pub use setup::{GroupShape, Setup, prompt, request, two_groups};
 pub use store::{Lent, pool, rule};

@@ -1,5 +1,6 @@
 //! The pool behind the ranks: its faults, its keys, its objects.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use kvbridge::store::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store,
 };
+use parking_lot::Mutex;
 
 /// A pool with room for `bytes` whose clock stands still and whose leases end at once.
 pub fn pool(bytes: u64) -> Arc<Pool> {
@@ -30,44 +32,72 @@ pub fn rule(call: Call, keys: Which, action: Action) -> Rule {
     }
 }
 
-/// A store that its users cannot close, so that they can share it.
-pub struct Lent(pub Arc<dyn Store>);
+/// A store that its users cannot close, so that they can share it. Knows the memory that it was given.
+pub struct Lent {
+    store: Arc<dyn Store>,
+    addresses: Mutex<BTreeSet<u64>>,
+}
+
+impl Lent {
+    pub fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        let addresses = Mutex::default();
+        Arc::new(Self { store, addresses })
+    }
+
+    /// Where the pieces of gets and puts since the last call of this began.
+    pub fn take_addresses(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut *self.addresses.lock())
+    }
+
+    fn note(&self, addresses: impl Iterator<Item = u64>) {
+        self.addresses.lock().extend(addresses);
+    }
+}
 
 impl Store for Lent {
     fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
+        self.store.capabilities()
     }
     fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
-        self.0.exist(keys, out);
+        self.store.exist(keys, out);
     }
     fn put(
         &self,
         keys: &Keys,
-        sources: Pieces<'_, kvbridge::device::memory::Source<'_>>,
+        mut sources: Pieces<'_, kvbridge::device::memory::Source<'_>>,
         options: &PutOptions<'_>,
         out: &mut Vec<PutOutcome>,
     ) {
-        self.0.put(keys, sources, options, out);
+        for key in 0..keys.len() {
+            self.note(sources.of(key).iter().map(|piece| piece.address()));
+        }
+        self.store.put(keys, sources, options, out);
     }
     fn get(
         &self,
         keys: &Keys,
-        targets: Pieces<'_, kvbridge::device::memory::Target<'_>>,
+        mut targets: Pieces<'_, kvbridge::device::memory::Target<'_>>,
         out: &mut Vec<GetOutcome>,
     ) {
-        self.0.get(keys, targets, out);
+        for key in 0..keys.len() {
+            self.note(targets.of(key).iter().map(|piece| piece.address()));
+        }
+        self.store.get(keys, targets, out);
     }
     fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {
-        self.0.remove(keys, force, out);
+        self.store.remove(keys, force, out);
     }
     fn register(&self, range: Range) -> Result<()> {
-        self.0.register(range)
+        self.store.register(range)
     }
     fn unregister(&self, range: Range) -> Result<()> {
-        self.0.unregister(range)
+        self.store.unregister(range)
     }
     fn health(&self) -> Health {
-        self.0.health()
+        self.store.health()
+    }
+    fn is_transport(&self, code: i32) -> bool {
+        self.store.is_transport(code)
     }
     fn close(&self) -> Result<()> {
         Ok(())

@@ -236,6 +236,10 @@ impl Store for Pool {
 
     /// Other handles on the pool go on; with the last one its objects and memory go, once the
     /// calls that are running have returned.
+    fn is_transport(&self, _: i32) -> bool {
+        false
+    }
+
     fn close(&self) -> Result<()> {
         let shared = self.shared.write().take();
         drop(shared);

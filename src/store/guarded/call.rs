@@ -93,7 +93,7 @@ pub(super) enum Stage<C> {
 /// Where caller and item hand the call over. Lock order: a ticket before the core's state.
 pub(super) type Ticket<C> = Arc<Mutex<Stage<C>>>;
 
-/// What is counted; see [`super::Counts`].
+/// What is counted; see [`PoolCounts`](crate::stats::PoolCounts).
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub deadlines: u64,

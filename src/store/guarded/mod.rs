@@ -8,6 +8,8 @@
 //! Around a store that cannot be late there is nothing to do: its calls go straight through.
 
 mod call;
+mod copied;
+mod ends;
 #[cfg(test)]
 #[cfg(loom)]
 mod loom;
@@ -22,7 +24,7 @@ pub use owned::{Buffers, Get, Put};
 use std::time::Duration;
 
 use self::call::{Call, Carrier, Core, End, Fate, Stage, Tally, Ticket, conclude};
-use self::owned::{AskHealth, Close, Copies, Exist, Register, Remove};
+use self::owned::{AskHealth, Exist, Remove};
 use super::breaker::{Breaker, Pass, State};
 use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
@@ -30,10 +32,11 @@ use super::{
 };
 use crate::config::Config;
 use crate::device::memory::{Source, Target};
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::keys::Keys;
 use crate::lane::{Drain, Lane, Mode};
 use crate::layout::Range;
+use crate::stats::PoolCounts;
 use crate::sync::{Arc, Clock, Mutex};
 
 /// Calls of lookups that are kept to be used again.
@@ -71,27 +74,6 @@ impl Settings {
             callers,
         }
     }
-}
-
-/// A guard's numbers. All but `state`, `late` and `quarantined` only grow.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// What the breaker lets through now.
-    pub state: State,
-    /// Calls whose caller went at the deadline, also those that no thread had taken by then.
-    pub deadlines: u64,
-    /// Calls that ended in time with a transport error or without an answer.
-    pub failures: u64,
-    /// How often the breaker opened, also after a probe.
-    pub opened: u64,
-    /// Calls that were not made because the breaker was open.
-    pub refused: u64,
-    /// Late calls that have returned.
-    pub returned: u64,
-    /// Calls that are late now, each with a thread.
-    pub late: usize,
-    /// Calls whose buffers stay unused for good, since the pool failed and may still use them.
-    pub quarantined: usize,
 }
 
 /// The guard. Threads: as any store. Blocks: each call until its deadline at most.
@@ -154,18 +136,18 @@ impl Guarded {
     }
 
     /// The numbers at this moment.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> PoolCounts {
         let state = self.core.state.lock();
         let tally = &state.tally;
-        Counts {
+        PoolCounts {
             state: state.breaker.state(),
             deadlines: tally.deadlines,
             failures: tally.failures,
             opened: tally.opened,
             refused: tally.refused,
             returned: tally.returned,
-            late: tally.late,
-            quarantined: tally.quarantined,
+            late: tally.late as u64,
+            quarantined: tally.quarantined as u64,
         }
     }
 
@@ -256,102 +238,6 @@ impl Guarded {
         !state.closed && state.breaker.state() == State::Closed
     }
 
-    /// [`Store::register`] within `patience`. `Busy` if the pool had not answered by then: it may use the
-    /// range from any moment on, and the memory has to be kept. No breaker has a say.
-    pub fn register_within(&self, range: Range, patience: Duration) -> Result<()> {
-        self.registration(range, true, patience)
-    }
-
-    /// [`Store::unregister`] within `patience`; `Busy` as for [`register_within`](Self::register_within).
-    pub fn unregister_within(&self, range: Range, patience: Duration) -> Result<()> {
-        self.registration(range, false, patience)
-    }
-
-    fn registration(&self, range: Range, registers: bool, patience: Duration) -> Result<()> {
-        let Some(lane) = &self.lane else {
-            return match registers {
-                true => self.core.store.register(range),
-                false => self.core.store.unregister(range),
-            };
-        };
-        let call = Register {
-            range,
-            registers,
-            result: Ok(()),
-        };
-        let name = call.name();
-        let (made, fate) = self.carry_out(lane, call, patience, None);
-        match (made, fate) {
-            (Made::Back(call), Fate::Answered) => call.result,
-            (Made::Back(_), Fate::Closed) => bail!(Closed, "{name}: the pool was closed"),
-            (Made::Back(_), Fate::Missed) => bail!(
-                PoolFailed,
-                "{name}: no thread was free within {} ms, the pool keeps them all",
-                patience.as_millis()
-            ),
-            (Made::Kept(_), _) => bail!(
-                Busy,
-                "{name}: the pool had not answered after {} ms; the memory is kept",
-                patience.as_millis()
-            ),
-            (Made::Back(_), Fate::Silent) => {
-                bail!(Busy, "{name}: the pool panicked; the memory is kept")
-            }
-        }
-    }
-
-    /// [`Store::close`] within `patience`.
-    pub fn close_within(&self, patience: Duration) -> Result<()> {
-        let Some(lane) = &self.lane else {
-            return self.core.store.close();
-        };
-        let core = &self.core;
-        let deadline = core.clock.now().saturating_add(patience);
-        core.state.lock().closed = true;
-        let is_empty = || core.state.lock().inside == 0;
-        lane.wait_until(Some(patience), || {
-            is_empty() || core.clock.now() >= deadline
-        });
-        {
-            let mut state = core.state.lock();
-            if state.inside > 0 {
-                state.close_on_leave = true;
-                bail!(
-                    Busy,
-                    "close: {} calls are still inside the pool after {} ms; what they may use is kept",
-                    state.inside,
-                    patience.as_millis()
-                );
-            }
-            if std::mem::replace(&mut state.close_begun, true) {
-                return Ok(());
-            }
-        }
-        let left = deadline.saturating_sub(core.clock.now());
-        let (made, fate) = self.carry_out(lane, Close(Ok(())), left, None);
-        match (made, fate) {
-            (Made::Back(call), Fate::Answered) => call.0,
-            (Made::Back(_), Fate::Missed) => {
-                // No thread took it, so it can be tried again.
-                core.state.lock().close_begun = false;
-                bail!(
-                    PoolFailed,
-                    "close: no time was left to close the pool within {} ms",
-                    patience.as_millis()
-                )
-            }
-            (Made::Kept(_), _) => bail!(
-                PoolFailed,
-                "close: the pool had not closed after {} ms",
-                patience.as_millis()
-            ),
-            (Made::Back(_), Fate::Closed | Fate::Silent) => bail!(
-                PoolFailed,
-                "close: the pool's close panicked or could not be called"
-            ),
-        }
-    }
-
     /// Permission for a call, or the code of all its answers.
     fn admit(&self) -> std::result::Result<Pass, i32> {
         let now = self.core.clock.now();
@@ -413,87 +299,6 @@ impl Guarded {
         }
         (made, fate)
     }
-
-    /// A get into memory that is only lent: it lands in memory of the call and is copied.
-    fn get_copied(
-        &self,
-        keys: &Keys,
-        mut targets: Pieces<'_, Target<'_>>,
-        out: &mut Vec<GetOutcome>,
-    ) {
-        let fail = |out: &mut Vec<GetOutcome>, code| {
-            answer_all(out, keys.len(), GetOutcome::Failed(code));
-        };
-        if !targets.fits(keys.len()) {
-            return fail(out, code::MALFORMED_CALL);
-        }
-        let sizes = (0..keys.len()).map(|key| sum(targets.of(key).iter().map(Target::size)));
-        let copies = match Copies::of(sizes) {
-            Ok(copies) => copies,
-            Err(code) => return fail(out, code),
-        };
-        let mut call = match self.get_owned(Get::new(keys.clone(), copies)) {
-            Made::Back(call) => call,
-            Made::Kept(code) => return fail(out, code),
-        };
-        if call.outcomes.len() == keys.len() {
-            let mut bytes = call.buffers.bytes();
-            let sizes = call.buffers.sizes().iter();
-            for ((key, &size), outcome) in sizes.enumerate().zip(&mut call.outcomes) {
-                let (object, later) = bytes.split_at(size.min(bytes.len()));
-                bytes = later;
-                let landed = matches!(outcome, GetOutcome::Landed(_));
-                if landed && !copy_into(targets.of(key), object) {
-                    *outcome = GetOutcome::Failed(code::UNREACHABLE_MEMORY);
-                }
-            }
-        }
-        out.clear();
-        out.append(&mut call.outcomes);
-    }
-
-    /// A put from memory that is only lent: it is copied first.
-    fn put_copied(
-        &self,
-        keys: &Keys,
-        mut sources: Pieces<'_, Source<'_>>,
-        options: &PutOptions<'_>,
-        out: &mut Vec<PutOutcome>,
-    ) {
-        let fail = |out: &mut Vec<PutOutcome>, code| {
-            answer_all(out, keys.len(), PutOutcome::Failed(code));
-        };
-        if !sources.fits(keys.len()) {
-            return fail(out, code::MALFORMED_CALL);
-        }
-        let sizes = (0..keys.len()).map(|key| sum(sources.of(key).iter().map(Source::size)));
-        let mut copies = match Copies::of(sizes) {
-            Ok(copies) => copies,
-            Err(code) => return fail(out, code),
-        };
-        let mut rest = copies.bytes_mut();
-        for key in 0..keys.len() {
-            for piece in sources.of(key) {
-                let Some(bytes) = piece.bytes() else {
-                    return fail(out, code::UNREACHABLE_MEMORY);
-                };
-                let (place, later) = rest.split_at_mut(bytes.len().min(rest.len()));
-                place.copy_from_slice(bytes.get(..place.len()).unwrap_or_default());
-                rest = later;
-            }
-        }
-        let mut call = Put::new(keys.clone(), copies);
-        call.soft_pin_ttl = options.soft_pin_ttl;
-        call.groups = options.groups.cloned();
-        call.places = options.places.map(<[_]>::to_vec);
-        match self.put_owned(call) {
-            Made::Back(mut call) => {
-                out.clear();
-                out.append(&mut call.outcomes);
-            }
-            Made::Kept(code) => fail(out, code),
-        }
-    }
 }
 
 /// The call with answers, whoever gives them.
@@ -502,25 +307,6 @@ fn answered<C>(mut made: Made<C>, fate: Fate, answer: impl Fn(&mut C, i32)) -> M
         answer(call, code);
     }
     made
-}
-
-fn sum(mut sizes: impl Iterator<Item = u64>) -> Option<u64> {
-    sizes.try_fold(0, u64::checked_add)
-}
-
-/// Writes an object over pieces of its size; false when one is not host memory.
-fn copy_into(pieces: &mut [Target<'_>], mut object: &[u8]) -> bool {
-    for piece in pieces {
-        let Some(place) = piece.bytes_mut() else {
-            return false;
-        };
-        let (bytes, later) = object.split_at(place.len().min(object.len()));
-        if let Some(place) = place.get_mut(..bytes.len()) {
-            place.copy_from_slice(bytes);
-        }
-        object = later;
-    }
-    true
 }
 
 impl Store for Guarded {
@@ -624,7 +410,7 @@ impl Store for Guarded {
     /// Waits for calls inside the pool and closes it, all by the deadline. `Busy` if one is still inside: whoever leaves
     /// last closes the pool, and nothing that it may use is freed. What the pool's own close says is passed on.
     fn close(&self) -> Result<()> {
-        self.close_within(self.settings.close)
+        self.close_within(self.settings.close, Duration::ZERO)
     }
 }
 

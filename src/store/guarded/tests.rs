@@ -253,7 +253,7 @@ fn a_store_that_cannot_be_late_is_called_inline() {
     let call = back(guard.put_owned(Put::new(key("a"), buffer)));
     assert_eq!(call.outcomes, [PutOutcome::Stored]);
     assert_eq!(life.seen(), (0, 0));
-    assert_eq!(guard.counts(), Counts::default());
+    assert_eq!(guard.counts(), PoolCounts::default());
     guard.close().unwrap();
     assert_eq!(guard.health(), Health::Down(code::CLOSED));
 }
@@ -272,17 +272,17 @@ fn a_late_lookup_is_unknown_and_opens_and_frees_its_place_when_it_returns() {
     let rig = stepped(2);
     rig.deadline_after(1);
     assert_eq!(rig.exist("a"), Presence::Unknown(code::DEADLINE));
-    let late = Counts {
+    let late = PoolCounts {
         state: State::Open,
         deadlines: 1,
         opened: 1,
         late: 1,
-        ..Counts::default()
+        ..PoolCounts::default()
     };
     assert_eq!(rig.guard.counts(), late);
     assert_eq!(rig.stepper.step(0), Some(Step::Done));
     assert_eq!(rig.calls(Kinds::Exist), 1);
-    let returned = Counts {
+    let returned = PoolCounts {
         late: 0,
         returned: 1,
         ..late
@@ -321,11 +321,11 @@ fn one_lookup_probes_after_the_cooldown() {
     rig.clock.advance(Duration::from_nanos(1));
     assert_eq!(rig.exist("a"), Presence::Present);
     assert_eq!(rig.guard.health(), Health::Up);
-    let counts = Counts {
+    let counts = PoolCounts {
         failures: 2,
         opened: 2,
         refused: 2,
-        ..Counts::default()
+        ..PoolCounts::default()
     };
     assert_eq!(rig.guard.counts(), counts);
     assert_eq!(rig.calls(Kinds::Exist), 3);
@@ -579,13 +579,13 @@ fn case_54_a_pool_that_never_answers() {
     let (_, buffer) = watched(7);
     let call = back(rig.guard.put_owned(Put::new(key("a"), buffer)));
     assert_eq!(call.outcomes, [PutOutcome::Failed(code::BREAKER_OPEN)]);
-    let counts = Counts {
+    let counts = PoolCounts {
         state: State::Open,
         deadlines: 1,
         opened: 1,
         refused: 101,
         late: 1,
-        ..Counts::default()
+        ..PoolCounts::default()
     };
     assert_eq!(rig.guard.counts(), counts);
     assert_eq!(rig.calls(Kinds::Any), 1);

@@ -18,50 +18,7 @@ use kvbridge::stats::{PHASES, Phase};
 use kvbridge::store::faulty::{Action, Call, Which};
 use kvbridge::sync::Clock;
 use kvbridge::worker::Worker;
-use rig::{Rig, Setup, T, pool, prompt, rule, two_groups};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
-
-/// Keeps the lines with statistics.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        if field.name() == "message" {
-            write!(self.0, "{value:?}").unwrap();
-        }
-    }
-}
-
-impl Subscriber for Lines {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        if text.0.contains("stats: rank") {
-            self.0.lock().unwrap().push(text.0);
-        }
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-impl Lines {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-}
+use rig::{Lines, Rig, Setup, T, pool, prompt, rule, two_groups};
 
 fn timed() -> Setup {
     Setup {
@@ -72,7 +29,7 @@ fn timed() -> Setup {
 
 /// Replaces the rig's worker by one whose statistics are due by this clock.
 fn with_clock(rig: &mut Rig, clock: &Arc<ManualClock>) {
-    let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>);
+    let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
     let mode = Mode::Stepped(Stepper::new());
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
@@ -145,10 +102,10 @@ fn lines_come_at_their_interval_and_add_up() {
     };
     load(&mut rig, 1);
     load(&mut rig, 2);
-    assert!(lines.take().is_empty());
+    assert!(lines.take("stats: rank").is_empty());
     clock.advance(Duration::from_secs(10));
     load(&mut rig, 3);
-    let said = lines.take();
+    let said = lines.take("stats: rank");
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(
         said[0].contains("prefix-hole stats: rank 0: lookups 3, blocks 12, hit blocks 12, holes 0, missing blocks in them 0, tokens stored behind them 0"),
@@ -168,12 +125,12 @@ fn lines_come_at_their_interval_and_add_up() {
     rig.script(vec![rule(Call::Get, Which::Index(1), Action::Lose)]);
     rig.admit(4, &tokens);
     rig.pass(&[(4, 1)]);
-    assert!(lines.take().is_empty());
+    assert!(lines.take("stats: rank").is_empty());
     rig.ranks[0]
         .worker
         .shutdown(Duration::from_secs(5))
         .unwrap();
-    let said = lines.take();
+    let said = lines.take("stats: rank");
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(
         said[0].contains("lookups 1, blocks 4, hit blocks 4"),
@@ -187,7 +144,7 @@ fn lines_come_at_their_interval_and_add_up() {
         .worker
         .shutdown(Duration::from_secs(5))
         .unwrap();
-    assert!(lines.take().is_empty());
+    assert!(lines.take("stats: rank").is_empty());
 }
 
 /// A clock that nobody may read.
@@ -211,7 +168,7 @@ fn off_no_clock_is_read_and_no_call_added() {
         let off = setup.more.is_empty();
         let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
         if off {
-            let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>);
+            let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
             let mode = Mode::Stepped(Stepper::new());
             let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
             let clock = Arc::new(Untouched);
@@ -234,7 +191,7 @@ fn off_no_clock_is_read_and_no_call_added() {
     }
     assert_eq!(calls[0], calls[1]);
     // Those of the second rig, at its end.
-    assert_eq!(lines.take().len(), 2);
+    assert_eq!(lines.take("stats: rank").len(), 2);
 }
 
 #[test]

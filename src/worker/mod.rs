@@ -63,7 +63,7 @@ use ended::EndedLives;
 use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
-use shared::Shared;
+use shared::{PutWish, Shared};
 
 /// So many late calls and sets of slots may a pool keep before it is left alone.
 const MOST_LOST_CALLS: usize = 8;
@@ -172,9 +172,14 @@ impl Worker {
             page_format: terms.page_format,
             tokens_per_block: terms.tokens_per_block,
         };
+        let mut put_wish = PutWish {
+            soft_pin_ttl: config.soft_pin_ttl_ms().map(Duration::from_millis),
+            group: None,
+        };
         if terms.role != Role::Capacity {
             // Refuses names that make keys too long, before any layout is there.
-            Template::group(&naming, terms.world)?;
+            let group = Template::group(&naming, terms.world)?;
+            put_wish.group = Some(group).filter(|_| config.group_blocks());
         }
         check_capabilities(config, store.as_ref())?;
         let loads = match terms.async_load {
@@ -187,6 +192,7 @@ impl Worker {
             shared: Arc::new(Shared::new(
                 terms,
                 store,
+                put_wish,
                 config.lookup_chunk_blocks() as usize,
                 config.stats_interval(),
                 clock,

@@ -1,6 +1,7 @@
 //! Saves: cache → slots → seal → pool, on the save thread, after the forward pass.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hashbrown::HashSet;
 
@@ -32,6 +33,9 @@ impl SaveScratch {
     fn retain(&mut self, wanted: impl Fn(usize) -> bool + Copy) -> u64 {
         let before = self.pages.len();
         self.call.keys.retain(wanted);
+        if let Some(groups) = &mut self.call.groups {
+            groups.retain(wanted);
+        }
         retain_by_index(&mut self.pages, wanted);
         retain_by_index(&mut self.payloads, wanted);
         retain_by_index(&mut self.blocks, wanted);
@@ -168,6 +172,12 @@ impl SaveItem {
 
     /// Fills the batch from the cursor on; false when there is nothing left.
     fn collect(&mut self, scratch: &mut SaveScratch) -> bool {
+        let wish = &self.shared.put_wish;
+        scratch.call.soft_pin_ttl = wish.soft_pin_ttl;
+        match (&wish.group, &mut scratch.call.groups) {
+            (Some(_), groups) => groups.get_or_insert_default().clear(),
+            (None, groups) => *groups = None,
+        }
         scratch.call.keys.clear();
         scratch.pages.clear();
         scratch.payloads.clear();
@@ -219,11 +229,12 @@ impl SaveItem {
             slot: 0,
         };
         // The scheduler refused an index that is no page; another rank's layout may be smaller.
-        if let Err(error) = self
+        let named = self
             .mover
             .check(&page)
             .and_then(|()| scratch.call.keys.push_key(&kind.own, block.hash))
-        {
+            .and_then(|()| self.push_group(scratch, block.hash));
+        if let Err(error) = named {
             tracing::warn!(
                 "request {}: a page cannot be saved: {error}",
                 view.run.request_id
@@ -238,6 +249,15 @@ impl SaveItem {
             generation: view.run.generation,
             block: block.ordinal,
         });
+    }
+
+    /// The group of the page that was just named: one for all pages of a block, on every rank.
+    fn push_group(&self, scratch: &mut SaveScratch, hash: &[u8]) -> Result<()> {
+        match (&self.shared.put_wish.group, &mut scratch.call.groups) {
+            // A hash that made a key makes a group: both have the scheme's length.
+            (Some(group), Some(groups)) => groups.push_key(group, hash),
+            _ => Ok(()),
+        }
     }
 
     fn save_batch(&self, scratch: &mut SaveScratch) {
@@ -356,6 +376,17 @@ impl SaveItem {
             }
             failed += 1;
             self.report_failed(*block);
+        }
+        let refused = |outcome: &PutOutcome| matches!(outcome, PutOutcome::Failed(_));
+        if scratch.call.soft_pin_ttl.is_some()
+            && answered
+            && scratch.call.outcomes.iter().all(refused)
+            && !self.shared.warned_of_pins.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "save: the pool refused every page of a call ({:?}); with a soft pin beyond its maximum (24 h unless the master was told otherwise) it refuses them all: lower soft_pin_ttl_ms",
+                scratch.call.outcomes.first()
+            );
         }
         if failed > 0 {
             tracing::debug!("save: the pool did not take {failed} pages; they are offered again");

@@ -14,7 +14,7 @@ use super::parked::Parked;
 use super::plan::PagePlan;
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
-use crate::keys::Keys;
+use crate::keys::{Keys, Template};
 use crate::link::{GroupInfo, Report};
 use crate::metadata::Life;
 use crate::plant::{self, Bug};
@@ -46,9 +46,21 @@ impl Reports {
     }
 }
 
+/// What saves ask of the pool beyond storing.
+#[derive(Debug, Default)]
+pub(super) struct PutWish {
+    /// Keep each page this long before others are evicted.
+    pub soft_pin_ttl: Option<Duration>,
+    /// What names the eviction group of a block.
+    pub group: Option<Template>,
+}
+
 pub(super) struct Shared {
     pub terms: Terms,
     pub store: Arc<Guarded>,
+    pub put_wish: PutWish,
+    /// The operator was told that pins may be why the pool refuses all.
+    pub warned_of_pins: AtomicBool,
     pub stats: Counters,
     pub timers: Timers,
     pub lines: Lines,
@@ -79,6 +91,7 @@ impl Shared {
     pub fn new(
         terms: Terms,
         store: Arc<Guarded>,
+        put_wish: PutWish,
         lookup_chunk_blocks: usize,
         stats_interval: Option<Duration>,
         clock: Arc<dyn Clock>,
@@ -88,6 +101,8 @@ impl Shared {
             lines: Lines::new(stats_interval, clock, terms.global_rank),
             terms,
             store,
+            put_wish,
+            warned_of_pins: AtomicBool::new(false),
             stats: Counters::default(),
             queued: AtomicU64::new(0),
             plan: RwLock::new(None),

@@ -1,10 +1,9 @@
 //! What is offered, and what is asked for it: never a page of another prompt.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::OWN;
-use crate::rig::{Rig, Setup, T, pool, prompt, request, rule};
+use crate::rig::{Lines, Rig, Setup, T, pool, prompt, request, rule};
 use kvbridge::keys::Scope;
 use kvbridge::scheduler::{FinishReason, Request};
 use kvbridge::store::faulty::{Action, Call, Which};
@@ -55,29 +54,8 @@ fn case_12_adapters_never_share_pages() {
 
 #[test]
 fn case_17_media_without_digests_take_no_part() {
-    struct Warnings(AtomicU32);
-    impl tracing::Subscriber for Warnings {
-        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-            *metadata.level() == tracing::Level::WARN
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn event(&self, event: &tracing::Event<'_>) {
-            if event.metadata().target().contains("scheduler") {
-                self.0.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-    let warnings = Arc::new(Warnings(AtomicU32::new(0)));
-    let guard = tracing::Dispatch::from(
-        Arc::clone(&warnings) as Arc<dyn tracing::Subscriber + Send + Sync>
-    );
-    tracing::dispatcher::with_default(&guard, || {
+    let lines = Lines::default();
+    tracing::subscriber::with_default(lines.clone(), || {
         let mut rig = Rig::new(Setup::default());
         let tokens = prompt(1, 4 * T);
         rig.publish(1, &tokens);
@@ -96,7 +74,7 @@ fn case_17_media_without_digests_take_no_part() {
         }
         assert_eq!((rig.asked(Call::Any), rig.stored()), (asked, stored));
     });
-    assert_eq!(warnings.0.load(Ordering::SeqCst), 1);
+    assert_eq!(lines.take_warnings().len(), 1);
 }
 
 #[test]

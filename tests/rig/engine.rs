@@ -91,7 +91,7 @@ impl Rig {
         let config = setup.config();
         let ranks: Vec<Rank> = (0..setup.world)
             .map(|number| {
-                let lent = Lent::new(Arc::clone(&store));
+                let lent = Lent::new(Arc::clone(&store), setup.pins);
                 let time = Arc::clone(&clock) as Arc<dyn Clock>;
                 let engine = setup.engine(number);
                 let mut worker =

@@ -18,13 +18,15 @@
 mod cache;
 mod clock;
 mod engine;
+mod log;
 mod setup;
 mod store;
 
 pub use cache::{Cache, content};
 pub use clock::{Jumping, LONG};
 pub use engine::{Live, Polled, Rank, Rig};
+pub use log::Lines;
 pub use setup::{GroupShape, Setup, prompt, request, two_groups};
-pub use store::{Lent, pool, rule};
+pub use store::{Lent, Wish, pool, rule};
 
 pub const T: usize = 16;

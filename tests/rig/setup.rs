@@ -38,6 +38,8 @@ pub struct Setup {
     pub chunk: u32,
     pub groups: Vec<GroupShape>,
     pub slots: u64,
+    /// The pool claims to honour pins and groups.
+    pub pins: bool,
     pub stepped: bool,
 }
 
@@ -66,6 +68,7 @@ impl Default for Setup {
                 replicated: Vec::new(),
             }],
             slots: 256,
+            pins: false,
             stepped: true,
         }
     }

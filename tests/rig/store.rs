@@ -32,16 +32,41 @@ pub fn rule(call: Call, keys: Which, action: Action) -> Rule {
     }
 }
 
-/// A store that its users cannot close, so that they can share it. Knows the memory that it was given.
+/// A store that its users cannot close, so that they can share it. Knows the memory and the wishes that it was given.
 pub struct Lent {
     store: Arc<dyn Store>,
     addresses: Mutex<BTreeSet<u64>>,
+    /// Claims to honour pins and groups, and notes them.
+    pins: bool,
+    capabilities: Capabilities,
+    wishes: Mutex<Vec<Wish>>,
+}
+
+/// What came with one key of a put.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Wish {
+    pub key: Vec<u8>,
+    pub group: Option<Vec<u8>>,
+    pub soft_pin_ttl: Option<Duration>,
 }
 
 impl Lent {
-    pub fn new(store: Arc<dyn Store>) -> Arc<Self> {
-        let addresses = Mutex::default();
-        Arc::new(Self { store, addresses })
+    pub fn new(store: Arc<dyn Store>, pins: bool) -> Arc<Self> {
+        let mut capabilities = store.capabilities().clone();
+        capabilities.soft_pin_ttl |= pins;
+        capabilities.groups |= pins;
+        Arc::new(Self {
+            store,
+            addresses: Mutex::default(),
+            pins,
+            capabilities,
+            wishes: Mutex::default(),
+        })
+    }
+
+    /// What puts asked for since the last call of this.
+    pub fn take_wishes(&self) -> Vec<Wish> {
+        std::mem::take(&mut *self.wishes.lock())
     }
 
     /// Where the pieces of gets and puts since the last call of this began.
@@ -56,7 +81,7 @@ impl Lent {
 
 impl Store for Lent {
     fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
+        &self.capabilities
     }
     fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
         self.store.exist(keys, out);
@@ -71,7 +96,15 @@ impl Store for Lent {
         for key in 0..keys.len() {
             self.note(sources.of(key).iter().map(|piece| piece.address()));
         }
-        self.store.put(keys, sources, options, out);
+        if !self.pins {
+            return self.store.put(keys, sources, options, out);
+        }
+        self.wishes.lock().extend((0..keys.len()).map(|key| Wish {
+            key: keys.get(key).to_vec(),
+            group: options.groups.map(|groups| groups.get(key).to_vec()),
+            soft_pin_ttl: options.soft_pin_ttl,
+        }));
+        self.store.put(keys, sources, &PutOptions::default(), out);
     }
     fn get(
         &self,

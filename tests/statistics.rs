@@ -9,8 +9,7 @@
 
 mod rig;
 
-use std::fmt::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvbridge::lane::{ManualClock, Mode, Stepper};

@@ -4,13 +4,6 @@
 #include <utility>
 
 namespace miniature {
-namespace {
-
-void Append(const kvb::Ids& ids, std::vector<uint64_t>* out) {
-  out->insert(out->end(), ids.begin(), ids.end());
-}
-
-}  // namespace
 
 kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank) {
   kvb_engine engine = kvb::engine(options.tokens_per_block);
@@ -76,30 +69,54 @@ kvb_request DescribeRequest(const RequestSpec& spec, const int32_t* tokens, size
 
 Bridge::Bridge(const EngineOptions& options,
                const std::vector<std::unique_ptr<CacheMemory>>& caches)
-    : threads_(options.config_json ? caches.size() : 0) {
+    : threads_(options.config_json && !options.rank_processes ? caches.size() : 0) {
   if (!options.config_json) return;
-  const kvb::Config config = kvb::Config::from_json(*options.config_json);
-  for (uint32_t rank = 0; rank < caches.size(); ++rank) {
-    kvb::Worker worker = kvb::Worker::open(config, DescribeEngine(options, rank));
-    // The declarations are read before the cache manager is made. This engine arranges in any case
-    // what they can ask for: block-aligned reuse, failed loads, admission queries.
-    if (worker.declarations().prompt_lookahead != options.lookahead) {
+  const auto describe = [&options, &caches](uint32_t rank) -> DescribeMemory {
+    return [&options, &caches, rank] { return DescribeLayout(options, *caches[rank]); };
+  };
+  // Processes come first: a pool that is open in this one does not survive in another.
+  std::vector<std::unique_ptr<Rank>> others;
+  for (uint32_t rank = 1; rank < caches.size(); ++rank) {
+    if (options.rank_processes) {
+      others.push_back(std::make_unique<RemoteRank>(options, rank, describe(rank)));
+    }
+  }
+  auto leader = std::make_unique<LocalRank>(options, 0, describe(0));
+  leader_ = leader.get();
+  ranks_.push_back(std::move(leader));
+  for (uint32_t rank = 1; rank < caches.size(); ++rank) {
+    if (!options.rank_processes) {
+      others.push_back(std::make_unique<LocalRank>(options, rank, describe(rank)));
+    }
+  }
+  for (auto& other : others) ranks_.push_back(std::move(other));
+  if (options.rank_processes) threads_.Start(ranks_.size());
+  // The declarations are read before the cache manager is made. This engine arranges in any case
+  // what they can ask for: block-aligned reuse, failed loads, admission queries.
+  for (const auto& rank : ranks_) {
+    if (rank->PromptLookahead() != options.lookahead) {
       throw std::runtime_error("the library derived another prompt lookahead");
     }
-    ranks_.push_back(Rank{std::move(worker), {}, {}});
   }
-  Register(options, caches);
-  scheduler_ = kvb::Scheduler::beside(ranks_.front().worker, config, DescribeEngine(options, 0));
+  Register();
+  const kvb::Config config = kvb::Config::from_json(*options.config_json);
+  scheduler_ = kvb::Scheduler::beside(leader_->worker(), config, DescribeEngine(options, 0));
 }
 
 Bridge::~Bridge() {
   // An engine that is thrown away early. What cannot be shut down in time is kept by the library.
-  threads_.Run([this](size_t rank) { kvb_worker_shutdown(ranks_[rank].worker.get(), 10000); });
+  threads_.Run([this](size_t rank) {
+    try {
+      ranks_[rank]->Shutdown(10000);
+    } catch (const std::exception&) {
+      // It was said when it happened, and there is nobody left to hear it.
+    }
+  });
 }
 
 std::string Bridge::Explain(const kvb_request& request, uint64_t local_tokens) const {
   if (!connected()) return "there is no pool\n";
-  return ranks_.front().worker.explain(request, local_tokens).text + "\n";
+  return leader_->worker().explain(request, local_tokens).text + "\n";
 }
 
 kvb::Scheduler::Offer Bridge::Match(const kvb_request& request, uint64_t local_tokens) {
@@ -128,58 +145,50 @@ void Bridge::Bind(const kvb_fence* fence) {
   std::vector<uint8_t> broadcast;
   if (ranks_.size() > 1) broadcast = built_.encode();
   threads_.Run([&](size_t rank) {
-    Rank& it = ranks_[rank];
-    it.metadata = rank == 0 ? std::move(built_) : kvb::Metadata::decode(broadcast);
-    it.worker.bind(it.metadata, fence);
+    if (rank == 0) {
+      leader_->BindBuilt(std::move(built_), fence);
+    } else {
+      ranks_[rank]->Bind(broadcast, fence);
+    }
   });
 }
 
 void Bridge::StartLoad(void* stream) {
-  threads_.Run([&](size_t rank) { ranks_[rank].worker.start_load(stream); });
+  threads_.Run([&](size_t rank) { ranks_[rank]->StartLoad(stream); });
 }
 
 void Bridge::WaitForSave(void* stream) {
-  threads_.Run([&](size_t rank) { ranks_[rank].worker.wait_for_save(stream); });
+  threads_.Run([&](size_t rank) { ranks_[rank]->WaitForSave(stream); });
 }
 
-// The view that a call answers ends with the next call, so it is copied on the rank's thread.
 template <typename Take>
 std::vector<uint64_t> Bridge::TakeFromAll(Take take) {
-  threads_.Run([&](size_t rank) {
-    Rank& it = ranks_[rank];
-    it.reported.saved.clear();
-    Append(take(it.worker), &it.reported.saved);
-  });
+  std::vector<std::vector<uint64_t>> taken(ranks_.size());
+  threads_.Run([&](size_t rank) { taken[rank] = take(ranks_[rank].get()); });
   std::vector<uint64_t> ids;
-  for (const Rank& rank : ranks_) {
-    ids.insert(ids.end(), rank.reported.saved.begin(), rank.reported.saved.end());
-  }
+  for (const auto& list : taken) ids.insert(ids.end(), list.begin(), list.end());
   return ids;
 }
 
 std::vector<uint64_t> Bridge::TakeFailedLoads() {
-  return TakeFromAll([](kvb::Worker& worker) { return worker.take_failed_loads(); });
+  return TakeFromAll([](Rank* rank) { return rank->TakeFailedLoads(); });
 }
 
-Bridge::Reported Bridge::GetFinished(const std::vector<uint64_t>& finished_ids,
-                                     const std::vector<uint64_t>& loading_ids) {
-  threads_.Run([&](size_t rank) {
-    Rank& it = ranks_[rank];
-    it.reported = {};
-    const kvb::Worker::Finished finished = it.worker.get_finished(finished_ids, loading_ids);
-    Append(finished.saved, &it.reported.saved);
-    Append(finished.loaded, &it.reported.loaded);
-  });
+Reported Bridge::GetFinished(const std::vector<uint64_t>& finished_ids,
+                             const std::vector<uint64_t>& loading_ids) {
+  std::vector<Reported> reported(ranks_.size());
+  threads_.Run(
+      [&](size_t rank) { reported[rank] = ranks_[rank]->GetFinished(finished_ids, loading_ids); });
   Reported all;
-  for (const Rank& rank : ranks_) {
-    all.saved.insert(all.saved.end(), rank.reported.saved.begin(), rank.reported.saved.end());
-    all.loaded.insert(all.loaded.end(), rank.reported.loaded.begin(), rank.reported.loaded.end());
+  for (const Reported& one : reported) {
+    all.saved.insert(all.saved.end(), one.saved.begin(), one.saved.end());
+    all.loaded.insert(all.loaded.end(), one.loaded.begin(), one.loaded.end());
   }
   return all;
 }
 
 std::vector<uint64_t> Bridge::TakeFailedAsyncLoads() {
-  return TakeFromAll([](kvb::Worker& worker) { return worker.take_failed_async_loads(); });
+  return TakeFromAll([](Rank* rank) { return rank->TakeFailedAsyncLoads(); });
 }
 
 bool Bridge::Finished(uint64_t request_id, int32_t reason) {
@@ -191,25 +200,21 @@ void Bridge::Reset(uint64_t request_id) {
 }
 
 void Bridge::Unregister() {
-  threads_.Run([this](size_t rank) { ranks_[rank].worker.unregister_layout(); });
+  threads_.Run([this](size_t rank) { ranks_[rank]->Unregister(); });
 }
 
-void Bridge::Register(const EngineOptions& options,
-                      const std::vector<std::unique_ptr<CacheMemory>>& caches) {
-  if (ranks_.empty()) return;
-  threads_.Run([&](size_t rank) {
-    ranks_[rank].worker.register_layout(DescribeLayout(options, *caches[rank]));
-  });
+void Bridge::Register() {
+  threads_.Run([this](size_t rank) { ranks_[rank]->Register(); });
 }
 
 std::vector<kvb_stats> Bridge::Stats() const {
   std::vector<kvb_stats> stats;
-  for (const Rank& rank : ranks_) stats.push_back(rank.worker.stats());
+  for (const auto& rank : ranks_) stats.push_back(rank->Stats());
   return stats;
 }
 
 void Bridge::Shutdown() {
-  threads_.Run([this](size_t rank) { ranks_[rank].worker.shutdown(30000); });
+  threads_.Run([this](size_t rank) { ranks_[rank]->Shutdown(30000); });
 }
 
 }  // namespace miniature

@@ -1,5 +1,5 @@
 // Everything this engine says to kvbridge: one scheduler half and one worker half per rank, each
-// rank on its own thread.
+// rank on its own thread or, if the options say so, in a process of its own (rank.h).
 //
 // The methods are the roles of a pass; errors are exceptions (kvb::Error), views into handles are
 // copied. Without a configuration there is no pool, and every method gives the answer that an empty
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cache_memory.h"
+#include "rank.h"
 #include "rank_threads.h"
 #include "types.h"
 
@@ -27,7 +28,7 @@ kvb_request DescribeRequest(const RequestSpec& request, const int32_t* tokens, s
 
 class Bridge {
  public:
-  // One rank per cache. The caches must outlive the bridge.
+  // One rank per cache. The list of caches must outlive the bridge.
   Bridge(const EngineOptions& options, const std::vector<std::unique_ptr<CacheMemory>>& caches);
   ~Bridge();
   Bridge(const Bridge&) = delete;
@@ -52,32 +53,23 @@ class Bridge {
   void StartLoad(void* stream);
   void WaitForSave(void* stream);
   std::vector<uint64_t> TakeFailedLoads();
-  struct Reported {
-    std::vector<uint64_t> saved;   // their pages are the engine's again
-    std::vector<uint64_t> loaded;  // their asynchronous load ended
-  };
   Reported GetFinished(const std::vector<uint64_t>& finished_ids,
                        const std::vector<uint64_t>& loading_ids);
   std::vector<uint64_t> TakeFailedAsyncLoads();
 
   // The caches' memory may go, and come back elsewhere.
   void Unregister();
-  void Register(const EngineOptions& options,
-                const std::vector<std::unique_ptr<CacheMemory>>& caches);
+  void Register();
 
   std::vector<kvb_stats> Stats() const;  // of each rank
   void Shutdown();
 
  private:
-  struct Rank {
-    kvb::Worker worker;
-    kvb::Metadata metadata;  // what is bound; the leader's own comes straight from Build
-    Reported reported;       // what its last call answered
-  };
   template <typename Take>
   std::vector<uint64_t> TakeFromAll(Take take);
 
-  std::vector<Rank> ranks_;
+  LocalRank* leader_ = nullptr;  // the first of the ranks
+  std::vector<std::unique_ptr<Rank>> ranks_;
   RankThreads threads_;
   kvb::Scheduler scheduler_;
   kvb::Metadata built_;

@@ -11,7 +11,7 @@ namespace miniature {
 
 Mapping::Mapping(size_t bytes) : data_(nullptr), size_(bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     throw std::system_error(errno, std::generic_category(), "memory for a block pool");
   }

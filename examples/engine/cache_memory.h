@@ -10,7 +10,7 @@
 
 namespace miniature {
 
-// Anonymous memory that costs nothing until it is touched.
+// Memory that costs nothing until it is touched, and that processes made from this one share.
 class Mapping {
  public:
   explicit Mapping(size_t bytes);

@@ -45,6 +45,9 @@ std::vector<std::unique_ptr<CacheMemory>> MakeCaches(const EngineOptions& option
   if (options.adp_owners > 0 && options.tp_size != 1) {
     throw std::invalid_argument("an attention DP owner is one rank");
   }
+  if (options.rank_processes && options.fences != Fences::kNone) {
+    throw std::invalid_argument("ranks in processes of their own have no fences");
+  }
   std::vector<std::unique_ptr<CacheMemory>> caches;
   for (uint32_t rank = 0; rank < options.tp_size; ++rank) {
     caches.push_back(
@@ -160,7 +163,7 @@ bool Engine::RunPass() {
   // pass on, but for those that lost a page.
   {
     PhaseTimer timer(&phases_, Phase::kGetFinished);
-    const Bridge::Reported reported = bridge_.GetFinished(announced, AnnounceParked());
+    const Reported reported = bridge_.GetFinished(announced, AnnounceParked());
     const std::vector<uint64_t> lost = bridge_.TakeFailedAsyncLoads();
     CloseReported(reported.saved);
     Resume(reported.loaded, lost);
@@ -172,6 +175,7 @@ bool Engine::RunPass() {
 }
 
 void Engine::Sleep() {
+  if (options_.rank_processes) throw std::logic_error("the memory of rank processes stays");
   asleep_ = true;
   for (const auto* list : {&running_, &parked_}) {
     for (Live* request : *list) {
@@ -192,7 +196,7 @@ void Engine::WakeUp() {
   caches_ = MakeCaches(options_);
   pages_.assign(options_.groups.size(), PagePool(options_.blocks));
   poisoned_.assign(options_.groups.size(), std::vector<bool>(options_.blocks));
-  bridge_.Register(options_, caches_);
+  bridge_.Register();
   asleep_ = false;
 }
 

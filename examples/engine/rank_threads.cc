@@ -2,7 +2,8 @@
 
 namespace miniature {
 
-RankThreads::RankThreads(size_t ranks) : errors_(ranks) {
+void RankThreads::Start(size_t ranks) {
+  errors_.resize(ranks);
   for (size_t rank = 1; rank < ranks; ++rank) threads_.emplace_back([this, rank] { Serve(rank); });
 }
 

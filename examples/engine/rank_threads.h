@@ -16,10 +16,13 @@ namespace miniature {
 // rank has a thread of its own.
 class RankThreads {
  public:
-  explicit RankThreads(size_t ranks);
+  explicit RankThreads(size_t ranks) { Start(ranks); }
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
+
+  // For those that were made with 0 ranks.
+  void Start(size_t ranks);
 
   // Calls `work` with every rank, all at the same time, and returns when all have returned. What
   // the lowest failing rank threw is thrown here.

@@ -45,10 +45,11 @@ struct EngineOptions {
   uint32_t tokens_per_block = 64;
   uint32_t blocks = 256;  // pages per group
   std::vector<GroupSpec> groups = {GroupSpec{}};
-  uint32_t tp_size = 1;       // ranks that this engine drives; each has its own pools and worker
-  uint32_t adp_owner = 0;     // under attention DP: which owner this engine is,
-  uint32_t adp_owners = 0;    // of how many; 0 = no attention DP
-  uint32_t lookahead = 0;     // prompt lookahead of a one-model draft
+  uint32_t tp_size = 1;         // ranks that this engine drives; each has its own pools and worker
+  bool rank_processes = false;  // all but the first in a process of its own; no fences, no sleep
+  uint32_t adp_owner = 0;       // under attention DP: which owner this engine is,
+  uint32_t adp_owners = 0;      // of how many; 0 = no attention DP
+  uint32_t lookahead = 0;       // prompt lookahead of a one-model draft
   bool context_only = false;  // a disaggregated context server: the first output token and no more
   uint64_t model_seed = 1;
   uint32_t token_budget = 8192;  // per pass

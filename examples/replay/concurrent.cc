@@ -186,7 +186,7 @@ Result RunConcurrent(const Options& options, const Trace& trace) {
     }
     result.saved_blocks = ledger.blocks();
     if (stats && result.evicted_objects + result.refused_puts == 0) {
-      const std::string missing = ledger.Missing(pool, *engines.front());
+      const std::string missing = ledger.Missing(pool, engines.front()->options());
       if (!missing.empty()) result.failures.push_back(missing);
     }
     for (const auto& engine : engines) engine->Shutdown();

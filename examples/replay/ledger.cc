@@ -3,7 +3,7 @@
 namespace replay {
 namespace {
 
-constexpr size_t kHashBytes = 32;  // of the kvb1 scheme, which the replay's configuration uses
+constexpr size_t kHashBytes = 32;  // of both key schemes
 
 }  // namespace
 
@@ -16,17 +16,19 @@ void Ledger::Add(const miniature::Outcome& outcome) {
   const std::vector<int32_t>& prompt = outcome.spec.prompt;
   const kvb_request request =
       miniature::DescribeRequest(outcome.spec, prompt.data(), prompt.size(), ContextOnly(options_));
+  const int32_t scheme = options_.keys == "trtllm" ? KVB_SCHEME_TRTLLM : KVB_SCHEME_KVB1;
   const std::vector<uint8_t> hashes =
-      kvb::hash_blocks(KVB_SCHEME_KVB1, request, options_.block, options_.lookahead);
+      kvb::hash_blocks(scheme, request, options_.block, options_.lookahead);
   for (const uint32_t block : fresh_) {
     const auto from = hashes.begin() + static_cast<ptrdiff_t>(block * kHashBytes);
     hashes_.insert(hashes_.end(), from, from + kHashBytes);
   }
 }
 
-std::string Ledger::Missing(const PoolView& pool, const miniature::Engine& engine) const {
-  const miniature::EngineOptions& shape = engine.options();
-  const kvb::Layout layout = miniature::DescribeLayout(shape, engine.cache(0));
+std::string Ledger::Missing(const PoolView& pool, const miniature::EngineOptions& shape) const {
+  // Only its description is needed; untouched memory costs nothing.
+  const miniature::CacheMemory cache(shape.groups, shape.blocks, shape.tokens_per_block);
+  const kvb::Layout layout = miniature::DescribeLayout(shape, cache);
   const kvb_engine described = miniature::DescribeEngine(shape, 0);
   std::vector<std::string> keys;
   const auto add = [&](uint32_t group, int32_t rank, const uint8_t* hash) {

@@ -22,7 +22,7 @@ class Ledger {
   uint64_t blocks() const { return identities_.size(); }
   // Asks for every page of every block. Empty if all are there, else what to say about it. Only
   // meaningful if the pool has evicted and refused nothing.
-  std::string Missing(const PoolView& pool, const miniature::Engine& engine) const;
+  std::string Missing(const PoolView& pool, const miniature::EngineOptions& shape) const;
 
  private:
   const Options& options_;

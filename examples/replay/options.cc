@@ -24,7 +24,11 @@ over shared system prompts.
                      more; every output is compared with a run without pool. Otherwise requests
                      run alone, one after another, and hits and saves are exact figures.
   --pool-bytes SIZE  capacity of the embedded pool, such as 512MiB (4GiB)
-  --store KIND       which pool (embedded)
+  --store KIND       which pool: embedded, or mooncake over TCP (embedded)
+  --master HOST:PORT the master of a Mooncake pool; scripts/replay starts a pool of its own without
+  --keys SCHEME      how pages are named: kvb1 or trtllm (kvb1)
+  --processes        each engine is a process, and each of its ranks too; not with --concurrent, nor
+                     on the embedded pool, which is one process's own
   --json FILE        write the result there, too
   --seed N           of a generated trace (1)
   --tp N             tensor-parallel ranks per engine, a thread each (1)
@@ -58,7 +62,7 @@ T Number(std::string_view option, std::string_view text, T low, T high) {
 std::string Word(std::string_view option, std::string_view text) {
   for (const char c : text) {
     const bool fine = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                      c == '.' || c == '-' || c == '_' || c == ' ';
+                      c == '.' || c == '-' || c == '_' || c == ' ' || c == ':';
     if (!fine)
       throw UsageError(std::string(option) + ": unexpected character in " + std::string(text));
   }
@@ -114,6 +118,15 @@ Options ParseOptions(int argc, char** argv) {
       options.pool_bytes = Word(name, value());
     } else if (name == "--store") {
       options.store = Word(name, value());
+    } else if (name == "--master") {
+      options.master = Word(name, value());
+    } else if (name == "--keys") {
+      options.keys = value();
+      if (options.keys != "kvb1" && options.keys != "trtllm") {
+        throw UsageError("--keys: expected kvb1 or trtllm, got \"" + options.keys + "\"");
+      }
+    } else if (name == "--processes") {
+      options.processes = flag();
     } else if (name == "--json") {
       options.json_path = value();
     } else if (name == "--seed") {
@@ -137,6 +150,9 @@ Options ParseOptions(int argc, char** argv) {
   }
   if (options.explain > 0 && options.concurrent) {
     throw UsageError("--explain is for requests that run alone, not for --concurrent");
+  }
+  if (options.processes && (options.concurrent || options.store == "embedded")) {
+    throw UsageError("--processes needs a pool between processes, and is not for --concurrent");
   }
   if (options.adp && options.tp > 1) throw UsageError("--adp and --tp exclude each other");
   if (!options.generate_path.empty() && !options.trace_path.empty()) {

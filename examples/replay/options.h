@@ -16,6 +16,9 @@ struct Options {
   bool concurrent = false;
   std::string pool_bytes = "4GiB";
   std::string store = "embedded";
+  std::string master;  // host:port, for pools that have one
+  std::string keys = "kvb1";
+  bool processes = false;
   std::string json_path;
   uint64_t seed = 1;
   uint32_t tp = 1;

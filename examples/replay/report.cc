@@ -82,9 +82,11 @@ void PrintTable(const Options& options, const Result& result) {
     if (!result.expected) return std::string();
     return "expected " + Grouped((*result.expected).*field);
   };
-  std::printf("\n%s replay, %u engine%s, %u tokens per block, lookahead %u\n",
+  std::printf("\n%s replay, %u engine%s%s, %u tokens per block, lookahead %u, store %s, %s keys\n",
               options.concurrent ? "concurrent" : "exact", options.engines,
-              options.engines == 1 ? "" : "s", options.block, options.lookahead);
+              options.engines == 1 ? "" : "s",
+              options.processes ? " in processes of their own" : "", options.block,
+              options.lookahead, options.store.c_str(), options.keys.c_str());
   Row("requests", Grouped(c.requests));
   Row("prompt tokens", Grouped(c.prompt_tokens));
   Row("output tokens", Grouped(c.output_tokens));
@@ -148,6 +150,9 @@ void WriteJson(const Options& options, const Result& result) {
   out.precision(6);
   out << std::fixed;
   name("mode") << (options.concurrent ? "\"concurrent\"" : "\"exact\"");
+  name("store") << '"' << options.store << '"';
+  name("keys") << '"' << options.keys << '"';
+  name("processes") << (options.processes ? "true" : "false");
   name("engines") << options.engines;
   name("tokens_per_block") << options.block;
   name("lookahead") << options.lookahead;

@@ -1,16 +1,47 @@
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <ctime>
 
 #include "runs.h"
 
 namespace replay {
 
+namespace {
+
+// Of a pool that lives on after this run, or that others use, only this run's pages count. A pool
+// of the process has no others.
+std::string ModelKey(const Options& options) {
+  static const std::string run = std::to_string(getpid()) + "-" + std::to_string(time(nullptr));
+  return options.store == "embedded" ? "miniature" : "miniature-" + run;
+}
+
+std::string Text(const char* name, const std::string& value) {
+  return std::string("\"") + name + "\": \"" + value + "\", ";
+}
+
+// What a pool of other processes needs to be found; the memory is lent by others.
+std::string Whereabouts(const Options& options) {
+  if (options.store == "embedded") return Text("global_segment_size", options.pool_bytes);
+  return Text("master_server_address", options.master) + Text("protocol", "tcp") +
+         Text("global_segment_size", "0") + Text("local_buffer_size", "16MiB");
+}
+
+std::string Library() {
+  const char* path = std::getenv("KVB_MOONCAKE_LIBRARY");
+  return path == nullptr ? std::string() : Text("library", path);
+}
+
+}  // namespace
+
 std::string ConfigJson(const Options& options) {
   // Long deadlines: on a busy machine a slow answer is not a miss.
-  return "{\"role\": \"both\", \"namespace\": \"replay\", \"model_key\": \"miniature\", "
-         "\"global_segment_size\": \"" +
-         options.pool_bytes + "\", \"async_load\": " + (options.async_load ? "true" : "false") +
-         ", \"staging_buffer_bytes\": \"64MiB\", \"kvbridge\": {\"store\": \"" + options.store +
-         "\", \"pool\": \"replay\", \"lookup_timeout_ms\": 30000, \"load_timeout_ms\": 30000}}";
+  return "{\"role\": \"both\", \"namespace\": \"replay\", " + Text("model_key", ModelKey(options)) +
+         Whereabouts(options) + "\"async_load\": " + (options.async_load ? "true" : "false") +
+         ", \"staging_buffer_bytes\": \"64MiB\", \"kvbridge\": {" + Text("store", options.store) +
+         Text("key_scheme", options.keys) + Library() +
+         "\"pool\": \"replay\", \"lookup_timeout_ms\": 30000, \"load_timeout_ms\": 30000}}";
 }
 
 bool ContextOnly(const Options& options) { return options.lookahead > 0 || options.adp; }

@@ -47,7 +47,7 @@ use parking_lot::Mutex;
 use crate::config::{Config, Role};
 use crate::device::CacheMemory;
 use crate::engine::{Declarations, Engine, Terms};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
@@ -55,6 +55,7 @@ use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
 use crate::stats::{self, Gauges, PhaseTimes, Stats};
 use crate::store::Store;
+use crate::store::connection::check_capabilities;
 use crate::sync::{Clock, SystemClock};
 use batch::{LoadBatch, Tally};
 use ended::EndedLives;
@@ -167,7 +168,7 @@ impl Worker {
             // Refuses names that make keys too long, before any layout is there.
             Template::group(&naming, terms.world)?;
         }
-        check_capabilities(config, store.as_ref())?;
+        check_capabilities(config, store.capabilities())?;
         Ok(Self {
             shared: Arc::new(Shared::new(
                 terms,
@@ -442,30 +443,4 @@ impl Drop for SchedulerLink {
     fn drop(&mut self) {
         self.0.detach_scheduler();
     }
-}
-
-/// What the configuration asks of the pool, before anything is pinned or mounted.
-fn check_capabilities(config: &Config, store: &dyn Store) -> Result<()> {
-    let can = store.capabilities();
-    for (asked, able, field) in [
-        (
-            config.soft_pin_ttl_ms().is_some(),
-            can.soft_pin_ttl,
-            "soft_pin_ttl_ms",
-        ),
-        (config.group_blocks(), can.groups, "group_blocks"),
-        // Dropped silently it would let tenants share what an operator believes to be apart.
-        (config.tenant_id().is_some(), can.tenant, "tenant_id"),
-    ] {
-        if asked && !able {
-            return Err(Error::new(
-                Kind::PoolRefused,
-                format!(
-                    "{field} is set, but the store \"{}\" cannot do it",
-                    can.name
-                ),
-            ));
-        }
-    }
-    Ok(())
 }

@@ -59,12 +59,17 @@ TEST(Config, WhatThisBuildLacksIsRefusedByName) {
     expect_error(status, part, [&] { kvb::Worker::open(config, engine); });
   };
   auto unsupported = KVB_UNSUPPORTED;
-  refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1"})", unsupported, "mooncake");
+  refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1",
+              "kvbridge": {"store": "mooncake-tcp"}})",
+          unsupported, "mooncake-tcp");
   refused(R"({"model_key": "m", "kvbridge": {"store": "host"}})", unsupported, "host");
   refused(R"({"model_key": "m", "stage_through_host": false, "kvbridge": {"page_format": "raw"}})",
           unsupported, "stage_through_host");
   refused(json("lacks", R"("soft_pin_ttl_ms": 5, )"), KVB_POOL_REFUSED, "soft_pin_ttl_ms");
   refused(json("lacks", R"("group_blocks": true, )"), KVB_POOL_REFUSED, "group_blocks");
+  refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1", "protocol": "tcp",
+              "global_segment_size": 0, "kvbridge": {"library": "libno-such-store.so"}})",
+          KVB_POOL_REFUSED, "libno-such-store.so");
   auto config = kvb::Config::from_json(json("lacks"));
   engine.device_kind = KVB_DEVICE_CUDA;
   expect_error(unsupported, "cuda", [&] { kvb::Worker::open(config, engine); });

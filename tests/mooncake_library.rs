@@ -225,7 +225,7 @@ fn handlers_and_masks_are_the_hosts() {
     // SAFETY: as in `refusal`.
     let library = unsafe { Library::open(&path) }.unwrap();
     assert_eq!((handlers(), blocked()), before);
-    drop(library.client().unwrap());
+    library.client().unwrap().end().unwrap();
     assert_eq!((handlers(), blocked()), before);
     assert!(blocked().is_empty());
 
@@ -291,7 +291,7 @@ fn no_thread_of_the_library_takes_the_hosts_signals() {
         let library = unsafe { Library::open(&path) }.unwrap();
         let client = library.client().unwrap();
         assert_eq!(size_of_nothing(&path), 10, "{name}");
-        drop(client);
+        client.end().unwrap();
     }
 }
 
@@ -324,7 +324,7 @@ fn the_real_library_leaves_signals_alone() {
     let library = unsafe { Library::open(path.to_str().unwrap()) }.unwrap();
     assert!(library.has_tenants());
     for _ in 0..2 {
-        drop(library.client().unwrap());
+        library.client().unwrap().end().unwrap();
         assert_eq!((handlers(), blocked()), before);
     }
     // Long enough for its threads to be where they stay.

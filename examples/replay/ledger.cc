@@ -1,12 +1,6 @@
 #include "ledger.h"
 
 namespace replay {
-namespace {
-
-constexpr size_t kHashBytes = 32;  // of both key schemes
-
-}  // namespace
-
 void Ledger::Add(const miniature::Outcome& outcome) {
   fresh_.clear();
   for (const miniature::ComputedBlock& block : outcome.saved_blocks) {
@@ -16,12 +10,11 @@ void Ledger::Add(const miniature::Outcome& outcome) {
   const std::vector<int32_t>& prompt = outcome.spec.prompt;
   const kvb_request request =
       miniature::DescribeRequest(outcome.spec, prompt.data(), prompt.size(), ContextOnly(options_));
-  const int32_t scheme = options_.keys == "trtllm" ? KVB_SCHEME_TRTLLM : KVB_SCHEME_KVB1;
   const std::vector<uint8_t> hashes =
-      kvb::hash_blocks(scheme, request, options_.block, options_.lookahead);
+      kvb::hash_blocks(scheme_, request, options_.block, options_.lookahead);
   for (const uint32_t block : fresh_) {
-    const auto from = hashes.begin() + static_cast<ptrdiff_t>(block * kHashBytes);
-    hashes_.insert(hashes_.end(), from, from + kHashBytes);
+    const auto from = hashes.begin() + static_cast<ptrdiff_t>(block * hash_bytes_);
+    hashes_.insert(hashes_.end(), from, from + hash_bytes_);
   }
 }
 
@@ -32,9 +25,9 @@ std::string Ledger::Missing(const PoolView& pool, const miniature::EngineOptions
   const kvb_engine described = miniature::DescribeEngine(shape, 0);
   std::vector<std::string> keys;
   const auto add = [&](uint32_t group, int32_t rank, const uint8_t* hash) {
-    keys.push_back(kvb::page_key(pool.config(), described, layout, group, rank, hash, kHashBytes));
+    keys.push_back(kvb::page_key(pool.config(), described, layout, group, rank, hash, hash_bytes_));
   };
-  for (size_t at = 0; at < hashes_.size(); at += kHashBytes) {
+  for (size_t at = 0; at < hashes_.size(); at += hash_bytes_) {
     for (const miniature::GroupSpec& group : shape.groups) {
       bool replicated = false;
       for (const miniature::PoolSpec& spec : group.pools) replicated |= spec.replicated;

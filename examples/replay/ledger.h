@@ -16,7 +16,10 @@ namespace replay {
 // only to ask the pool about the same blocks in the end.
 class Ledger {
  public:
-  explicit Ledger(const Options& options) : options_(options) {}
+  explicit Ledger(const Options& options)
+      : options_(options),
+        scheme_(options.keys == "trtllm" ? KVB_SCHEME_TRTLLM : KVB_SCHEME_KVB1),
+        hash_bytes_(options.keys == "trtllm" ? 16 : 32) {}
 
   void Add(const miniature::Outcome& outcome);
   uint64_t blocks() const { return identities_.size(); }
@@ -26,6 +29,8 @@ class Ledger {
 
  private:
   const Options& options_;
+  const int32_t scheme_;
+  const size_t hash_bytes_;
   std::unordered_set<uint64_t> identities_;
   std::vector<uint8_t> hashes_;
   std::vector<uint32_t> fresh_;

@@ -46,6 +46,8 @@ pub mod code {
     pub const NO_MEMORY: i32 = -20_010;
     /// The pool, or a part of it, cannot be reached; it may still use the pieces of the call.
     pub const UNREACHABLE: i32 = -20_011;
+    /// The process was forked from the one in which alone the pool's library works; no call was made.
+    pub const FORKED: i32 = -20_012;
 }
 
 /// Answer to "is this key in the pool?".
@@ -62,7 +64,8 @@ pub enum Presence {
 /// What became of one key of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// The object is in the pool, complete.
+    /// The object is in the pool, complete. A store that does not
+    /// [tell](Capabilities::tells_already_there) says so of what is [`AlreadyThere`](Self::AlreadyThere), too.
     Stored,
     /// The pool has an object of this key, or somebody is just writing one; ours was dropped. No
     /// proof that the key can be read already.
@@ -80,7 +83,8 @@ pub enum GetOutcome {
     Landed(u64),
     /// The pool has no such object.
     Missing,
-    /// The object has this size in bytes, which is not that of the targets: they are untouched.
+    /// The object has this size in bytes, which is not that of the targets: they are untouched. A store
+    /// that does not [spare](Capabilities::spares_wrong_targets) them may have written to larger ones.
     WrongSize(u64),
     /// The read failed with this code; the targets may hold anything.
     Failed(i32),
@@ -231,6 +235,10 @@ pub struct Capabilities {
     pub device_memory: bool,
     /// A call that was given up may still read or write its pieces.
     pub can_be_late: bool,
+    /// A put tells [`PutOutcome::AlreadyThere`] from [`PutOutcome::Stored`].
+    pub tells_already_there: bool,
+    /// A get leaves targets alone that are larger than the object, as it always does smaller ones.
+    pub spares_wrong_targets: bool,
 }
 
 /// A pool.

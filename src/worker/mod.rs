@@ -48,7 +48,7 @@ use parking_lot::Mutex;
 use crate::config::{Config, Role};
 use crate::device::CacheMemory;
 use crate::engine::{Declarations, Engine, Terms};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
 use crate::link::{LocalWorker, Report};
@@ -56,6 +56,7 @@ use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
 use crate::stats::{self, Gauges, PhaseTimes, PoolCounts, Stats};
 use crate::store::Store;
+use crate::store::connection::check_capabilities;
 use crate::store::guarded::{self, Guarded};
 use crate::sync::{Clock, SystemClock};
 use batch::{LoadBatch, Tally};
@@ -181,7 +182,7 @@ impl Worker {
             let group = Template::group(&naming, terms.world)?;
             put_wish.group = Some(group).filter(|_| config.group_blocks());
         }
-        check_capabilities(config, store.as_ref())?;
+        check_capabilities(config, store.capabilities())?;
         let loads = match terms.async_load {
             true => config.async_load_workers() as usize,
             false => 1,
@@ -465,30 +466,4 @@ impl Drop for SchedulerLink {
     fn drop(&mut self) {
         self.0.detach_scheduler();
     }
-}
-
-/// What the configuration asks of the pool, before anything is pinned or mounted.
-fn check_capabilities(config: &Config, store: &dyn Store) -> Result<()> {
-    let can = store.capabilities();
-    for (asked, able, field) in [
-        (
-            config.soft_pin_ttl_ms().is_some(),
-            can.soft_pin_ttl,
-            "soft_pin_ttl_ms",
-        ),
-        (config.group_blocks(), can.groups, "group_blocks"),
-        // Dropped silently it would let tenants share what an operator believes to be apart.
-        (config.tenant_id().is_some(), can.tenant, "tenant_id"),
-    ] {
-        if asked && !able {
-            return Err(Error::new(
-                Kind::PoolRefused,
-                format!(
-                    "{field} is set, but the store \"{}\" cannot do it",
-                    can.name
-                ),
-            ));
-        }
-    }
-    Ok(())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::device::{HostDevice, HostMemory, Stream};
 use crate::engine::Engine;
+use crate::error::Kind;
 use crate::lane::ManualClock;
 use crate::layout::{Group, Layout, Part, Region};
 use crate::metadata::Recycler;

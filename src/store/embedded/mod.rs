@@ -148,6 +148,8 @@ impl Pool {
                 tenant: false,
                 device_memory: false,
                 can_be_late: false,
+                tells_already_there: true,
+                spares_wrong_targets: true,
             },
         })
     }

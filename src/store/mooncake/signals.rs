@@ -7,7 +7,11 @@
 
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
+use std::time::Duration;
+
+use tracing::dispatcher;
 
 use crate::error::{Error, Kind, Result};
 
@@ -96,17 +100,60 @@ fn is_same(a: &libc::sigaction, b: &libc::sigaction) -> bool {
 ///
 /// Blocks as long as `work`. Errors: `NoThread`.
 pub(super) fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
-    let failed = |why: String| Error::new(Kind::NoThread, why);
+    let log = dispatcher::get_default(Clone::clone);
     thread::scope(|scope| {
         // A thread has the mask of the one that starts it.
         let blocked = Blocked::new();
-        let thread = thread::Builder::new()
-            .name("kvb-apart".to_owned())
-            .spawn_scoped(scope, work);
+        let thread = builder().spawn_scoped(scope, || dispatcher::with_default(&log, work));
         drop(blocked);
         thread
-            .map_err(|error| failed(format!("a thread to start Mooncake on: {error}")))?
+            .map_err(|error| not_started(&error))?
             .join()
-            .map_err(|_| failed("the thread that Mooncake was started on panicked".to_owned()))
+            .map_err(|_| panicked())
     })
+}
+
+/// Runs `work` as [`apart`] does, and waits for it no longer than `patience`. `None` then: what it
+/// answers later is dropped.
+///
+/// Errors: `NoThread`.
+pub(super) fn apart_within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Option<T>> {
+    let (sender, answer) = mpsc::sync_channel(1);
+    start_apart(move || {
+        // Nobody may be there to take it.
+        let _ = sender.send(work());
+    })?;
+    match answer.recv_timeout(patience) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => Err(panicked()),
+    }
+}
+
+/// Starts `work` on a thread of its own with all signals blocked, and leaves it to itself.
+///
+/// Errors: `NoThread`.
+pub(super) fn start_apart(work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let log = dispatcher::get_default(Clone::clone);
+    let blocked = Blocked::new();
+    let thread = builder().spawn(move || dispatcher::with_default(&log, work));
+    drop(blocked);
+    thread.map(drop).map_err(|error| not_started(&error))
+}
+
+fn builder() -> thread::Builder {
+    thread::Builder::new().name("kvb-apart".to_owned())
+}
+
+fn not_started(error: &std::io::Error) -> Error {
+    let text = format!("a thread to call Mooncake on cannot be started: {error}");
+    Error::new(Kind::NoThread, text)
+}
+
+fn panicked() -> Error {
+    let text = "the thread that Mooncake was called on panicked";
+    Error::new(Kind::NoThread, text)
 }

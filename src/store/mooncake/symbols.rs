@@ -20,7 +20,6 @@ macro_rules! symbols {
     ) => {
         /// The functions. They stay valid as long as the process, since nothing unloads the library.
         #[derive(Debug)]
-        #[expect(dead_code, reason = "the store's calls are not there yet")]
         pub(super) struct Symbols {
             $( $(#[$about])* pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?, )+
             $( $(#[$optional_about])* pub(super) $optional:
@@ -102,7 +101,5 @@ symbols! {
         /// `setup` with the tenant as last argument. Older builds lack it.
         setup_with_tenant: fn(Handle, *const c_char, *const c_char, u64, u64, *const c_char,
             *const c_char, *const c_char, *const c_char) -> c_int;
-        /// The name under which others reach this process: buffer and its size.
-        get_hostname: fn(Handle, *mut c_char, usize) -> c_int;
     }
 }

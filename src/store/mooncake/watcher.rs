@@ -7,40 +7,11 @@
 //! function here that never returns. Nobody joins that thread: the library lets it run on when a
 //! process ends.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::ptr::{self, NonNull};
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 use std::time::Duration;
 
-/// The entries of a dynamic section that are read here, by their tags in the ELF specification.
-mod tag {
-    pub(super) const END: i64 = 0;
-    pub(super) const JUMP_BYTES: i64 = 2;
-    pub(super) const STRINGS: i64 = 5;
-    pub(super) const SYMBOLS: i64 = 6;
-    pub(super) const RELOCATIONS: i64 = 7;
-    pub(super) const RELOCATION_BYTES: i64 = 8;
-    pub(super) const JUMPS: i64 = 23;
-}
-
-#[repr(C)]
-struct LinkMap {
-    base: usize,
-    name: *const libc::c_char,
-    dynamic: *const Dynamic,
-}
-
-#[repr(C)]
-struct Dynamic {
-    tag: i64,
-    value: usize,
-}
-
-#[repr(C)]
-struct Relocation {
-    offset: usize,
-    info: u64,
-    addend: i64,
-}
+use super::bindings::redirect;
 
 /// In place of `sigwait`: takes no signal and never returns.
 unsafe extern "C" fn wait_for_nothing(_: *const libc::sigset_t, _: *mut c_int) -> c_int {
@@ -49,109 +20,11 @@ unsafe extern "C" fn wait_for_nothing(_: *const libc::sigset_t, _: *mut c_int) -
     }
 }
 
-/// Points the entries for `sigwait` of a loaded library, and of no other, at a function that takes no
-/// signal. Answers how many there were: none is no error, since such a library waits for no signal.
+/// Has a loaded library wait for no signal. Answers how many entries were changed.
 ///
 /// # Safety
 /// `library` is open and stays so, and no thread is calling `sigwait` through it for the first time.
 pub(super) unsafe fn disarm(library: NonNull<c_void>) -> usize {
-    let mut map: *const LinkMap = ptr::null();
-    // SAFETY: an open library, of which this gives the loader's entry.
-    let asked = unsafe {
-        libc::dlinfo(
-            library.as_ptr(),
-            libc::RTLD_DI_LINKMAP,
-            (&raw mut map).cast(),
-        )
-    };
-    if asked != 0 || map.is_null() {
-        return 0;
-    }
-    // SAFETY: the loader's entry of an open library begins with these fields. Its dynamic section
-    // ends with END, and the loader has made addresses of the offsets in it.
-    let (base, entry) = unsafe {
-        let map = &*map;
-        let entry = |wanted: i64| {
-            let mut at = map.dynamic;
-            while (*at).tag != tag::END {
-                if (*at).tag == wanted {
-                    return Some((*at).value);
-                }
-                at = at.add(1);
-            }
-            None
-        };
-        let tables = [
-            (entry(tag::JUMPS), entry(tag::JUMP_BYTES)),
-            (entry(tag::RELOCATIONS), entry(tag::RELOCATION_BYTES)),
-        ];
-        (map.base, (entry(tag::STRINGS), entry(tag::SYMBOLS), tables))
-    };
-    let (Some(strings), Some(symbols), tables) = entry else {
-        return 0;
-    };
-    let mut disarmed = 0;
-    for (start, bytes) in tables {
-        let (Some(start), Some(bytes)) = (start, bytes) else {
-            continue;
-        };
-        let start: *const Relocation = ptr::with_exposed_provenance(start);
-        for at in 0..bytes / size_of::<Relocation>() {
-            // SAFETY: within the table that the dynamic section describes; symbols and strings are
-            // the tables that it names, as the loader itself reads them.
-            let (slot, is_wait) = unsafe {
-                let relocation = &*start.add(at);
-                (
-                    base + relocation.offset,
-                    names_sigwait(relocation.info, symbols, strings),
-                )
-            };
-            // SAFETY: the slot of such an entry is a function's address.
-            if is_wait && unsafe { write_entry(slot) } {
-                disarmed += 1;
-            }
-        }
-    }
-    disarmed
-}
-
-/// # Safety
-/// The tables of an open library, and an entry of its relocations.
-unsafe fn names_sigwait(info: u64, symbols: usize, strings: usize) -> bool {
-    // The two kinds that bind a function's address alone, on x86-64 and on AArch64.
-    const BINDS: [u32; 2] = if cfg!(target_arch = "x86_64") {
-        [6, 7]
-    } else {
-        [1025, 1026]
-    };
-    let (kind, symbol) = (info as u32, (info >> 32) as usize);
-    if symbol == 0 || !BINDS.contains(&kind) {
-        return false;
-    }
-    let symbols: *const libc::Elf64_Sym = ptr::with_exposed_provenance(symbols);
-    let strings: *const libc::c_char = ptr::with_exposed_provenance(strings);
-    // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(strings.add((*symbols.add(symbol)).st_name as usize)) == c"sigwait" }
-}
-
-/// Whether it was written.
-///
-/// # Safety
-/// The address of an entry for `sigwait` of an open library.
-unsafe fn write_entry(slot: usize) -> bool {
-    let slot: *mut usize = ptr::with_exposed_provenance_mut(slot);
-    // SAFETY: asks for a number. Then the page of the entry, which holds nothing but entries and
-    // which the loader may have made read-only, becomes writable and stays so.
-    let opened = unsafe {
-        let page = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(4096);
-        let start = slot.map_addr(|address| address & !(page - 1));
-        libc::mprotect(start.cast(), page, libc::PROT_READ | libc::PROT_WRITE)
-    };
-    if opened != 0 {
-        return false;
-    }
-    // SAFETY: writable now, aligned as the loader's own writes are. Whoever calls meanwhile sees the
-    // old or the new address.
-    unsafe { slot.write_volatile(wait_for_nothing as *const () as usize) };
-    true
+    // SAFETY: the caller's promise; a thread that never comes back is what `sigwait` may be as well.
+    unsafe { redirect(library, c"sigwait", wait_for_nothing as *const () as usize) }
 }

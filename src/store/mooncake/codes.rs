@@ -1,0 +1,180 @@
+//! What the numbers mean that Mooncake's functions answer with: the one place that knows them.
+
+use crate::store::{GetOutcome, Presence, PutOutcome, RemoveOutcome, code};
+
+/// Left in a list of answers before a call, to see which it did not write.
+pub(super) const UNTOUCHED: i32 = i32::MIN;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// Neither an allocator's block nor a tenant's quota has room.
+    NoRoom,
+    /// An argument that the pool does not take; of a get, a buffer that is too small.
+    Invalid,
+    /// Somebody is writing it.
+    NotReady,
+    NotFound,
+    /// Somebody else was first.
+    Exists,
+    Leased,
+    LeaseEnded,
+    /// The pool, or a part of it, cannot be reached.
+    Transport,
+    Other,
+}
+
+fn meaning(code: i32) -> Meaning {
+    match code {
+        -200 | -1700 => Meaning::NoRoom,
+        -600 => Meaning::Invalid,
+        -703 => Meaning::NotReady,
+        -704 => Meaning::NotFound,
+        -705 => Meaning::Exists,
+        -706 => Meaning::Leased,
+        -707 => Meaning::LeaseEnded,
+        -800 | -900 | -901 => Meaning::Transport,
+        _ => Meaning::Other,
+    }
+}
+
+/// What the master of a pool that keeps tenants apart says to a tenant that it does not know.
+pub(super) const UNKNOWN_TENANT: i32 = -1701;
+
+pub(super) fn is_transport(code: i32) -> bool {
+    meaning(code) == Meaning::Transport
+}
+
+/// Whether an answer of a get says no more than that the buffer does not fit.
+pub(super) fn is_misfit(outcome: GetOutcome) -> bool {
+    matches!(outcome, GetOutcome::Failed(code) if meaning(code) == Meaning::Invalid)
+}
+
+pub(super) fn presence(code: i32) -> Presence {
+    match code {
+        1 => Presence::Present,
+        0 => Presence::Absent,
+        code => Presence::Unknown(code),
+    }
+}
+
+pub(super) fn put(code: i32) -> PutOutcome {
+    match meaning(code) {
+        _ if code == 0 => PutOutcome::Stored,
+        Meaning::Exists => PutOutcome::AlreadyThere,
+        Meaning::NoRoom => PutOutcome::NoSpace,
+        _ => PutOutcome::Failed(code),
+    }
+}
+
+/// `answer`: bytes or a code; `size`: that of the target.
+pub(super) fn get(answer: i64, size: u64) -> GetOutcome {
+    if let Ok(bytes) = u64::try_from(answer) {
+        return match bytes == size {
+            true => GetOutcome::Landed(bytes),
+            false => GetOutcome::WrongSize(bytes),
+        };
+    }
+    let code = i32::try_from(answer).unwrap_or(code::NO_ANSWER);
+    match meaning(code) {
+        Meaning::NotFound | Meaning::NotReady => GetOutcome::Missing,
+        Meaning::LeaseEnded => GetOutcome::Failed(code::LEASE_EXPIRED),
+        _ => GetOutcome::Failed(code),
+    }
+}
+
+pub(super) fn remove(code: i32) -> RemoveOutcome {
+    match meaning(code) {
+        _ if code == 0 => RemoveOutcome::Removed,
+        Meaning::NotFound => RemoveOutcome::Missing,
+        Meaning::Leased => RemoveOutcome::Leased,
+        _ => RemoveOutcome::Failed(code),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_has_its_outcomes_and_the_rest_keeps_its_number() {
+        for (code, put_is, get_is, remove_is) in [
+            (
+                -200,
+                PutOutcome::NoSpace,
+                GetOutcome::Failed(-200),
+                RemoveOutcome::Failed(-200),
+            ),
+            (
+                -1700,
+                PutOutcome::NoSpace,
+                GetOutcome::Failed(-1700),
+                RemoveOutcome::Failed(-1700),
+            ),
+            (
+                -703,
+                PutOutcome::Failed(-703),
+                GetOutcome::Missing,
+                RemoveOutcome::Failed(-703),
+            ),
+            (
+                -704,
+                PutOutcome::Failed(-704),
+                GetOutcome::Missing,
+                RemoveOutcome::Missing,
+            ),
+            (
+                -705,
+                PutOutcome::AlreadyThere,
+                GetOutcome::Failed(-705),
+                RemoveOutcome::Failed(-705),
+            ),
+            (
+                -706,
+                PutOutcome::Failed(-706),
+                GetOutcome::Failed(-706),
+                RemoveOutcome::Leased,
+            ),
+            (
+                -707,
+                PutOutcome::Failed(-707),
+                GetOutcome::Failed(code::LEASE_EXPIRED),
+                RemoveOutcome::Failed(-707),
+            ),
+            (
+                -1,
+                PutOutcome::Failed(-1),
+                GetOutcome::Failed(-1),
+                RemoveOutcome::Failed(-1),
+            ),
+            (
+                -800,
+                PutOutcome::Failed(-800),
+                GetOutcome::Failed(-800),
+                RemoveOutcome::Failed(-800),
+            ),
+        ] {
+            assert_eq!(put(code), put_is);
+            assert_eq!(get(code.into(), 8), get_is);
+            assert_eq!(remove(code), remove_is);
+            assert_eq!(presence(code), Presence::Unknown(code));
+            assert_eq!(is_transport(code), code == -800);
+        }
+        assert!(is_transport(-900) && is_transport(-901) && !is_transport(0));
+    }
+
+    #[test]
+    fn success_is_said_once_per_call() {
+        assert_eq!(presence(1), Presence::Present);
+        assert_eq!(presence(0), Presence::Absent);
+        assert_eq!(presence(2), Presence::Unknown(2));
+        assert_eq!(put(0), PutOutcome::Stored);
+        assert_eq!(put(1), PutOutcome::Failed(1));
+        assert_eq!(remove(0), RemoveOutcome::Removed);
+        assert_eq!(get(8, 8), GetOutcome::Landed(8));
+        assert_eq!(get(7, 8), GetOutcome::WrongSize(7));
+        assert_eq!(get(0, 8), GetOutcome::WrongSize(0));
+        let silent = GetOutcome::Failed(code::NO_ANSWER);
+        assert_eq!(get(i64::MIN, 8), silent);
+        assert!(is_misfit(get(-600, 8)) && !is_misfit(silent));
+    }
+}

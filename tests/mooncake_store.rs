@@ -1,0 +1,689 @@
+//! The store "mooncake" against a stand-in of Mooncake's library (cpp_tests/mooncake/stand_in.c), which
+//! answers what a test tells it to: codes, limits, what it is called with, and when it may not be
+//! called at all. `tests/mooncake_pool.rs` does it with the real one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![allow(
+    unsafe_code,
+    reason = "calls functions of the stand-in, and forks a process"
+)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::transmute;
+use std::net::TcpListener;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvbridge::config::Config;
+use kvbridge::device::memory::{Source, Target};
+use kvbridge::error::{Error, Kind};
+use kvbridge::keys::Keys;
+use kvbridge::lane::Mode;
+use kvbridge::layout::Range;
+use kvbridge::store::guarded::{Guarded, Settings};
+use kvbridge::store::mooncake::{Connection, Library, Patience};
+use kvbridge::store::{
+    GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store, code,
+    conformance,
+};
+use kvbridge::sync::SystemClock;
+
+/// A test's own copy of the stand-in, and something that listens where its master should be.
+struct StandIn {
+    path: String,
+    library: *mut c_void,
+    master: TcpListener,
+}
+
+impl StandIn {
+    fn new(name: &str) -> Self {
+        Self::built(name, &[])
+    }
+
+    fn built(name: &str, flags: &[&str]) -> Self {
+        let path = format!("{}/libstand_in_{name}.so", env!("CARGO_TARGET_TMPDIR"));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/cpp_tests/mooncake/stand_in.c");
+        let compiled = Command::new("cc")
+            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared"])
+            .args(["-fPIC", "-pthread", "-o", &path, source])
+            .args(flags)
+            .status()
+            .expect("these tests need a C compiler called cc");
+        assert!(compiled.success());
+        let text = CString::new(path.as_str()).unwrap();
+        // SAFETY: a library that does nothing when it is loaded.
+        let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null());
+        let master = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self {
+            path,
+            library,
+            master,
+        }
+    }
+
+    fn function(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: a library that stays open.
+        let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?}");
+        found
+    }
+
+    fn set(&self, name: &str, value: i32) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the stand-in's own function.
+        unsafe {
+            let set = self.function(c"stand_in_set");
+            transmute::<*mut c_void, extern "C" fn(*const c_char, c_int)>(set)(
+                name.as_ptr(),
+                value,
+            );
+        }
+    }
+
+    fn get(&self, name: &str) -> i32 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the stand-in's own function.
+        unsafe {
+            let get = self.function(c"stand_in_get");
+            transmute::<*mut c_void, extern "C" fn(*const c_char) -> c_int>(get)(name.as_ptr())
+        }
+    }
+
+    /// Waits until the number has this value.
+    fn wait_for(&self, name: &str, value: i32) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the stand-in's own function.
+        unsafe {
+            let wait = self.function(c"stand_in_await");
+            transmute::<*mut c_void, extern "C" fn(*const c_char, c_int)>(wait)(
+                name.as_ptr(),
+                value,
+            );
+        }
+    }
+
+    fn arguments(&self) -> String {
+        // SAFETY: the stand-in's own function; the text is copied while nobody calls setup.
+        unsafe {
+            let arguments = self.function(c"stand_in_arguments");
+            let text = transmute::<*mut c_void, extern "C" fn() -> *const c_char>(arguments)();
+            CStr::from_ptr(text).to_str().unwrap().to_owned()
+        }
+    }
+
+    fn setting(&self, name: &CStr) -> Option<String> {
+        // SAFETY: the stand-in's own function.
+        unsafe {
+            let setting = self.function(c"stand_in_setting");
+            let setting = transmute::<*mut c_void, extern "C" fn(*const c_char) -> *const c_char>(
+                setting,
+            )(name.as_ptr());
+            (!setting.is_null()).then(|| CStr::from_ptr(setting).to_str().unwrap().to_owned())
+        }
+    }
+
+    fn master(&self) -> String {
+        self.master.local_addr().unwrap().to_string()
+    }
+
+    /// `more`: further members, each with a comma behind it.
+    fn config(&self, more: &str) -> Config {
+        let text = format!(
+            r#"{{{more}"master_server_address": "{}", "model_key": "m", "protocol": "tcp",
+                "kvbridge": {{"store": "mooncake", "library": "{}"}}}}"#,
+            self.master(),
+            self.path
+        );
+        Config::from_json(text.as_bytes()).unwrap()
+    }
+
+    fn open(&self, more: &str) -> Result<Arc<Connection>, Error> {
+        let config = self.config(more);
+        Connection::open(&config, Patience::new(&config))
+    }
+
+    fn store(&self) -> Arc<dyn Store> {
+        self.open(NOTHING_LENT).unwrap().handle().unwrap()
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        assert_eq!(
+            self.get("crashes"),
+            0,
+            "the real library would have crashed"
+        );
+        assert_eq!(self.get("visible"), 0, "a signal could interrupt it");
+        assert_eq!(self.get("options"), 0, "puts have no options");
+    }
+}
+
+const NOTHING_LENT: &str = r#""global_segment_size": 0,"#;
+
+fn keys(list: &[&str]) -> Keys {
+    let mut keys = Keys::new();
+    for key in list {
+        keys.push(key.as_bytes());
+    }
+    keys
+}
+
+fn many(count: usize) -> Keys {
+    let mut keys = Keys::new();
+    for number in 0..count {
+        keys.push(format!("k/{number}").as_bytes());
+    }
+    keys
+}
+
+fn exist(store: &dyn Store, keys: &Keys) -> Vec<Presence> {
+    let mut out = Vec::new();
+    store.exist(keys, &mut out);
+    out
+}
+
+fn put(store: &dyn Store, keys: &Keys) -> Vec<PutOutcome> {
+    let bytes = [7_u8; 16];
+    let mut sources = vec![Source::from(&bytes[..]); keys.len()];
+    let mut out = Vec::new();
+    let options = PutOptions::default();
+    store.put(keys, Pieces::one_each(&mut sources), &options, &mut out);
+    out
+}
+
+fn get(store: &dyn Store, keys: &Keys, size: usize) -> Vec<GetOutcome> {
+    let mut landing = vec![0_u8; size * keys.len()];
+    let mut targets: Vec<_> = landing.chunks_mut(size).map(Target::from).collect();
+    let mut out = Vec::new();
+    store.get(keys, Pieces::one_each(&mut targets), &mut out);
+    out
+}
+
+fn remove(store: &dyn Store, keys: &Keys, force: bool) -> Vec<RemoveOutcome> {
+    let mut out = Vec::new();
+    store.remove(keys, force, &mut out);
+    out
+}
+
+// ---- opening ----
+
+#[test]
+fn setup_gets_what_the_configuration_says() {
+    let library = StandIn::new("arguments");
+    let master = library.master();
+    let connection = library
+        .open(
+            r#""global_segment_size": "16MiB", "device_name": "d", "local_buffer_size": "2GiB",
+            "metadata_server": "http://m/",  "#,
+        )
+        .unwrap();
+    let expected = format!("127.0.0.1 http://m/ 16777216 0 tcp [d] {master} -");
+    assert_eq!(library.arguments(), expected);
+    drop(connection);
+    let named = library.open(r#""local_hostname": "localhost:7000", "global_segment_size": 0,"#);
+    let expected = format!("localhost:7000 P2PHANDSHAKE 0 0 tcp [] {master} -");
+    assert_eq!(library.arguments(), expected);
+    drop(named);
+    library.wait_for("clients", 0);
+}
+
+#[test]
+fn a_setup_that_fails_says_with_what_and_leaves_no_client() {
+    let library = StandIn::new("fails");
+    library.set("setup_code", -600);
+    let error = library.open(NOTHING_LENT).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    for part in [
+        "setup answered -600",
+        &library.master(),
+        "protocol = \"tcp\"",
+    ] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    library.wait_for("clients", 0);
+}
+
+#[test]
+fn a_late_setup_ends_its_own_client() {
+    let library = StandIn::new("late");
+    library.set("setup_waits", 1);
+    let config = library.config(NOTHING_LENT);
+    let patience = Patience {
+        setup: Duration::ZERO,
+        ..Patience::new(&config)
+    };
+    let error = Connection::open(&config, patience).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    let expected = format!(
+        "Mooncake had not connected to the master at \"{}\" after 0 ms; ",
+        library.master()
+    );
+    assert!(error.message().starts_with(&expected), "{error}");
+    library.wait_for("clients", 1);
+    library.set("setup_waits", 0);
+    library.wait_for("setups", 1);
+    library.wait_for("clients", 0);
+}
+
+#[test]
+fn without_a_master_the_library_is_not_asked() {
+    let library = StandIn::new("no_master");
+    let config = library.config(NOTHING_LENT);
+    let gone = StandIn {
+        master: TcpListener::bind("127.0.0.1:0").unwrap(),
+        path: library.path.clone(),
+        library: library.library,
+    };
+    let config_of_gone = gone.config(NOTHING_LENT);
+    let address = gone.master();
+    drop(gone);
+    let error = Connection::open(&config_of_gone, Patience::new(&config)).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    let start = format!("the master at \"{address}\" cannot be reached: ");
+    assert!(error.message().starts_with(&start), "{error}");
+    assert_eq!(library.get("clients"), 0);
+    assert_eq!(library.arguments(), "");
+}
+
+#[test]
+fn what_mooncake_cannot_do_is_refused_before_anything_is_connected() {
+    let library = StandIn::new("cannot");
+    for (more, named) in [
+        (
+            r#""soft_pin_ttl_ms": 5, "global_segment_size": 0,"#,
+            "soft_pin_ttl_ms is set",
+        ),
+        (
+            r#""group_blocks": true, "global_segment_size": 0,"#,
+            "group_blocks is set",
+        ),
+        (
+            r#""global_segment_size": 4096,"#,
+            "global_segment_size = 4096",
+        ),
+    ] {
+        let error = library.open(more).unwrap_err();
+        assert_eq!(error.kind(), Kind::PoolRefused);
+        assert!(error.message().starts_with(named), "{error}");
+    }
+    assert_eq!(library.arguments(), "");
+}
+
+#[test]
+fn a_tenant_needs_a_library_and_a_master_that_keep_tenants_apart() {
+    let with_tenant = r#""tenant_id": "acme", "global_segment_size": 0,"#;
+    let old = StandIn::built("old", &["-DWITHOUT_TENANTS"]);
+    let error = old.open(with_tenant).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error
+            .message()
+            .starts_with("tenant_id = \"acme\", but the library"),
+        "{error}"
+    );
+    assert_eq!(old.arguments(), "");
+    assert!(!old.store().capabilities().tenant);
+
+    let library = StandIn::new("tenants");
+    let error = library.open(with_tenant).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error.message().contains("does not keep tenants apart"),
+        "{error}"
+    );
+    assert!(library.arguments().contains(" kvbridge-probe-"));
+
+    library.set("knows_tenants", 1);
+    let store = library.open(with_tenant).unwrap().handle().unwrap();
+    assert!(library.arguments().ends_with(" acme"));
+    assert!(store.capabilities().tenant);
+    // The probe of the first attempt left nothing behind.
+    assert_eq!(put(&*store, &keys(&["k"])), [PutOutcome::Stored]);
+    drop(store);
+    library.wait_for("clients", 0);
+}
+
+// ---- the library's settings ----
+
+#[test]
+fn waits_are_bounded_for_the_library_alone() {
+    let library = StandIn::new("waits");
+    assert_eq!(library.setting(c"MC_STORE_CLIENT_SETUP_RETRIES"), None);
+    // SAFETY: what was compiled for this test.
+    unsafe { Library::open(&library.path) }.unwrap();
+    for (name, value) in [
+        (c"MC_RPC_TIMEOUT_MS", "1000"),
+        (c"MC_STORE_CLIENT_SETUP_RETRIES", "1"),
+        (c"MC_TCP_STATUS_TIMEOUT_SEC", "1"),
+        (c"MC_TCP_LANES_PER_PEER", "16"),
+        (c"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
+    ] {
+        assert_eq!(library.setting(name).as_deref(), Some(value), "{name:?}");
+        assert!(std::env::var_os(name.to_str().unwrap()).is_none());
+    }
+    let path = std::env::var("PATH").unwrap();
+    assert_eq!(library.setting(c"PATH"), Some(path));
+    assert_eq!(library.setting(c"MC_NO_SUCH_SETTING"), None);
+}
+
+/// Runs an ignored test of this file in a process of its own.
+fn alone(test: &str, environment: &[(&str, &str)]) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let passed = text.contains("test result: ok. 1 passed");
+    assert!(output.status.success() && passed, "{output:#?}");
+}
+
+#[test]
+fn the_operators_settings_and_switch_count() {
+    let own = ("MC_RPC_TIMEOUT_MS", "77");
+    alone("settings_of_an_operator", &[own]);
+    alone(
+        "settings_of_an_operator",
+        &[own, ("KVBRIDGE_MOONCAKE_WAITS", "off")],
+    );
+}
+
+#[test]
+#[ignore = "the_operators_settings_and_switch_count runs it"]
+fn settings_of_an_operator() {
+    let is_off = std::env::var_os("KVBRIDGE_MOONCAKE_WAITS").is_some();
+    let library = StandIn::new(if is_off { "switched_off" } else { "operator" });
+    // SAFETY: what was compiled for this test.
+    unsafe { Library::open(&library.path) }.unwrap();
+    assert_eq!(library.setting(c"MC_RPC_TIMEOUT_MS").as_deref(), Some("77"));
+    let other = library.setting(c"MC_STORE_CLIENT_SETUP_RETRIES");
+    assert_eq!(other.is_none(), is_off);
+}
+
+// ---- calls ----
+
+#[test]
+fn the_suite_of_all_stores() {
+    let library = StandIn::new("suite");
+    let connection = library.open(NOTHING_LENT).unwrap();
+    conformance::check(&|| connection.handle().unwrap()).unwrap();
+    let guarded = || -> Arc<dyn Store> {
+        let patience = Duration::from_secs(60);
+        let settings = Settings {
+            lookup: patience,
+            load: patience,
+            save: patience,
+            close: patience,
+            cooldown: patience,
+            bound: 2,
+            callers: 4,
+        };
+        let clock = Arc::new(SystemClock::new());
+        let store = connection.handle().unwrap();
+        Guarded::start(store, settings, clock, &Mode::Threads).unwrap()
+    };
+    conformance::check(&guarded).unwrap();
+    // Handles closed; the connection has the client still.
+    assert_eq!(library.get("clients"), 1);
+    drop(connection);
+    library.wait_for("clients", 0);
+}
+
+#[test]
+fn codes_become_outcomes_per_key() {
+    let library = StandIn::new("codes");
+    let store = library.store();
+    let two = keys(&["a", "b"]);
+    library.set("answer_from", 1);
+    for (code, put_is, get_is) in [
+        (-200, PutOutcome::NoSpace, GetOutcome::Failed(-200)),
+        (-704, PutOutcome::Failed(-704), GetOutcome::Missing),
+        (-703, PutOutcome::Failed(-703), GetOutcome::Missing),
+        (
+            -707,
+            PutOutcome::Failed(-707),
+            GetOutcome::Failed(code::LEASE_EXPIRED),
+        ),
+        (-800, PutOutcome::Failed(-800), GetOutcome::Failed(-800)),
+        (-1, PutOutcome::Failed(-1), GetOutcome::Failed(-1)),
+    ] {
+        library.set("answer", code);
+        assert_eq!(put(&*store, &two), [PutOutcome::Stored, put_is]);
+        assert_eq!(get(&*store, &two, 16), [GetOutcome::Landed(16), get_is]);
+        assert_eq!(
+            exist(&*store, &two),
+            [Presence::Present, Presence::Unknown(code)]
+        );
+    }
+    library.set("answer", 0);
+    assert_eq!(
+        remove(&*store, &keys(&["a"]), false),
+        [RemoveOutcome::Leased]
+    );
+    assert_eq!(
+        remove(&*store, &keys(&["a", "a"]), true),
+        [RemoveOutcome::Removed, RemoveOutcome::Missing]
+    );
+    for code in [-800, -900, -901] {
+        assert!(store.is_transport(code));
+    }
+    assert!(!store.is_transport(-704) && !store.is_transport(code::CLOSED));
+    library.set("health", -5);
+    assert_eq!(store.health(), Health::Down(-5));
+    store.close().unwrap();
+}
+
+#[test]
+fn the_word_of_a_call_itself_counts_for_nothing_but_what_it_left_out() {
+    let library = StandIn::new("left_out");
+    let store = library.store();
+    let one = keys(&["a"]);
+    library.set("call_code", -9);
+    assert_eq!(put(&*store, &one), [PutOutcome::Stored]);
+    assert_eq!(get(&*store, &one, 16), [GetOutcome::Landed(16)]);
+    assert_eq!(exist(&*store, &one), [Presence::Present]);
+    library.set("says_nothing", 1);
+    assert_eq!(put(&*store, &one), [PutOutcome::Failed(-9)]);
+    assert_eq!(get(&*store, &one, 16), [GetOutcome::Failed(-9)]);
+    assert_eq!(exist(&*store, &one), [Presence::Unknown(-9)]);
+    library.set("call_code", 0);
+    assert_eq!(put(&*store, &one), [PutOutcome::Failed(code::NO_ANSWER)]);
+    assert_eq!(
+        get(&*store, &one, 16),
+        [GetOutcome::Failed(code::NO_ANSWER)]
+    );
+    assert_eq!(exist(&*store, &one), [Presence::Unknown(code::NO_ANSWER)]);
+}
+
+#[test]
+fn sizes_are_asked_for_only_where_a_buffer_was_refused() {
+    let library = StandIn::new("sizes");
+    let store = library.store();
+    let two = keys(&["a", "b"]);
+    put(&*store, &two);
+    let calls = library.get("calls");
+    assert_eq!(get(&*store, &two, 20), [GetOutcome::WrongSize(16); 2]);
+    assert_eq!(library.get("calls") - calls, 1);
+    assert_eq!(get(&*store, &two, 4), [GetOutcome::WrongSize(16); 2]);
+    assert_eq!(library.get("calls") - calls, 4);
+    for (size, outcome) in [
+        (4, GetOutcome::Failed(-600)),
+        (-704, GetOutcome::Missing),
+        (-900, GetOutcome::Failed(-900)),
+    ] {
+        library.set("size_answer", size);
+        assert_eq!(get(&*store, &two, 4), [outcome; 2]);
+    }
+}
+
+#[test]
+fn large_batches_are_cut_and_an_absent_pool_is_asked_once() {
+    let library = StandIn::new("large");
+    let store = library.store();
+    let most = store.capabilities().keys_per_call;
+    assert_eq!(most, 1024);
+    let all = many(2 * most + 5);
+    assert_eq!(put(&*store, &all), vec![PutOutcome::Stored; all.len()]);
+    assert_eq!(
+        get(&*store, &all, 16),
+        vec![GetOutcome::Landed(16); all.len()]
+    );
+    assert_eq!(library.get("largest"), most as i32);
+    assert_eq!(library.get("calls"), 6);
+    assert_eq!(exist(&*store, &all), vec![Presence::Present; all.len()]);
+
+    library.set("answer", -900);
+    library.set("answer_from", 1000);
+    let calls = library.get("calls");
+    let mut expected = vec![GetOutcome::Landed(16); all.len()];
+    expected[1000..].fill(GetOutcome::Failed(-900));
+    assert_eq!(get(&*store, &all, 16), expected);
+    let mut expected = vec![PutOutcome::Stored; all.len()];
+    expected[1000..].fill(PutOutcome::Failed(-900));
+    assert_eq!(put(&*store, &all), expected);
+    assert_eq!(library.get("calls") - calls, 2);
+    library.set("answer_from", 0);
+    assert_eq!(
+        remove(&*store, &all, false),
+        vec![RemoveOutcome::Failed(-900); all.len()]
+    );
+    assert_eq!(library.get("calls") - calls, 3);
+}
+
+#[test]
+fn a_key_that_c_would_cut_short_and_what_is_no_single_piece_are_refused() {
+    let library = StandIn::new("malformed");
+    let store = library.store();
+    let mut cut = keys(&["fine"]);
+    cut.push(b"cut\0short");
+    let calls = library.get("calls");
+    let malformed = code::MALFORMED_CALL;
+    assert_eq!(exist(&*store, &cut), [Presence::Unknown(malformed); 2]);
+    assert_eq!(put(&*store, &cut), [PutOutcome::Failed(malformed); 2]);
+    assert_eq!(get(&*store, &cut, 16), [GetOutcome::Failed(malformed); 2]);
+    assert_eq!(
+        remove(&*store, &cut, true),
+        [RemoveOutcome::Failed(malformed); 2]
+    );
+
+    let (one, bytes, mut out) = (keys(&["a"]), [0_u8; 8], Vec::new());
+    let mut sources = [Source::from(&bytes[..]); 2];
+    let pieces = Pieces::grouped(&mut sources, &[2]);
+    store.put(&one, pieces, &PutOptions::default(), &mut out);
+    assert_eq!(out, [PutOutcome::Failed(malformed)]);
+    // SAFETY: who gets it has to refuse it without reading.
+    let mut elsewhere = [unsafe { Source::from_device(4096, 8) }];
+    let pieces = Pieces::one_each(&mut elsewhere);
+    store.put(&one, pieces, &PutOptions::default(), &mut out);
+    assert_eq!(out, [PutOutcome::Failed(code::UNREACHABLE_MEMORY)]);
+    assert_eq!(library.get("calls"), calls);
+}
+
+#[test]
+fn registrations_carry_the_code() {
+    let library = StandIn::new("register");
+    let store = library.store();
+    let range = Range {
+        start: 0x1000,
+        size: 64,
+    };
+    store.register(range).unwrap();
+    store.unregister(range).unwrap();
+    library.set("register_code", -600);
+    for (call, answer) in [
+        ("register", store.register(range)),
+        ("unregister", store.unregister(range)),
+    ] {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), Kind::PoolFailed);
+        let expected = format!("{call}: Mooncake answered -600 for 64 bytes at 0x1000");
+        assert_eq!(error.message(), expected);
+    }
+}
+
+// ---- handles, processes ----
+
+#[test]
+fn the_last_handle_ends_the_client() {
+    let library = StandIn::new("handles");
+    let connection = library.open(NOTHING_LENT).unwrap();
+    let (first, second) = (connection.handle().unwrap(), connection.handle().unwrap());
+    drop(connection);
+    first.close().unwrap();
+    first.close().unwrap();
+    assert_eq!(
+        exist(&*first, &keys(&["a"])),
+        [Presence::Unknown(code::CLOSED)]
+    );
+    assert_eq!(first.health(), Health::Down(code::CLOSED));
+    let range = Range {
+        start: 4096,
+        size: 1,
+    };
+    assert_eq!(first.register(range).unwrap_err().kind(), Kind::Closed);
+    assert_eq!(exist(&*second, &keys(&["a"])), [Presence::Absent]);
+    assert_eq!(library.get("clients"), 1);
+    second.close().unwrap();
+    // Waited for, since it was closed and not only dropped.
+    assert_eq!(library.get("clients"), 0);
+    let dropped = library.store();
+    drop(dropped);
+    library.wait_for("clients", 0);
+}
+
+#[test]
+fn a_forked_process_is_refused_and_leaves_the_client_alone() {
+    // Other tests' threads could hold locks that the forked process needs.
+    alone("forked_process", &[]);
+}
+
+#[test]
+#[ignore = "a_forked_process_is_refused_and_leaves_the_client_alone runs it"]
+fn forked_process() {
+    let library = StandIn::new("fork");
+    let connection = library.open(NOTHING_LENT).unwrap();
+    let store = connection.handle().unwrap();
+    let one = keys(&["a"]);
+    let calls = library.get("calls");
+    // SAFETY: the child makes a few calls that take no lock of another thread's, and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let forked = code::FORKED;
+        let mut right = exist(&*store, &one) == [Presence::Unknown(forked)];
+        right &= put(&*store, &one) == [PutOutcome::Failed(forked)];
+        right &= get(&*store, &one, 16) == [GetOutcome::Failed(forked)];
+        right &= remove(&*store, &one, true) == [RemoveOutcome::Failed(forked)];
+        right &= store.health() == Health::Down(forked);
+        let range = Range {
+            start: 4096,
+            size: 1,
+        };
+        let refusals = [
+            store.register(range),
+            store.unregister(range),
+            connection.handle().map(drop),
+        ];
+        for refusal in refusals {
+            right &= refusal.is_err_and(|error| {
+                error.kind() == Kind::BadState && error.message().contains("forked")
+            });
+        }
+        right &= store.close().is_ok();
+        // SAFETY: what this process opened before stays as it is.
+        right &= unsafe { Library::open(&library.path) }
+            .is_err_and(|error| error.kind() == Kind::PoolRefused);
+        drop((store, connection));
+        right &= library.get("calls") == calls && library.get("clients") == 1;
+        // SAFETY: ends the child without what its parent has set up for its own end.
+        unsafe { libc::_exit(if right { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child of above.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    assert_eq!(exist(&*store, &one), [Presence::Absent]);
+    store.close().unwrap();
+}

@@ -20,7 +20,7 @@ use kvbridge::store::code;
 use kvbridge::store::embedded::Pool;
 use kvbridge::store::faulty::{Action, Call, Faulty, Rule, Script, Which};
 use parking_lot::Mutex;
-use rig::{LONG, Rig, Setup, T, pool, prompt, rule};
+use rig::{LONG, Lines, Rig, Setup, T, pool, prompt, rule};
 
 /// Questions to the clock before a get or put of pages is begun and not made.
 const BEFORE_PAGES: u32 = 3;
@@ -279,6 +279,30 @@ fn a_pool_that_keeps_too_much_is_left_alone() {
     rig.check(50);
     rig.drain();
     assert_eq!(rig.faulty.count(Call::Any).calls, calls);
+}
+
+#[test]
+fn an_outage_is_said_when_it_begins_and_when_it_ends() {
+    let lines = Lines::default();
+    tracing::subscriber::with_default(lines.clone(), || {
+        let tokens = prompt(1, 4 * T + 1);
+        let mut rig = stocked(Setup::default(), &tokens);
+        let fail = Action::Fail(code::UNREACHABLE);
+        rig.script(vec![rule(Call::Any, Which::All, fail)]);
+        for id in 10..15 {
+            assert_eq!(rig.offer(id, &tokens, 0), 0);
+            rig.scheduler.reset(id);
+            rig.clock.advance(LONG);
+        }
+        let text = "until it answers again";
+        assert_eq!(lines.take(text).len(), 1);
+        rig.script(Script::new());
+        for id in 20..25 {
+            assert_eq!(rig.offer(id, &tokens, 0) as usize, 4 * T);
+            rig.scheduler.reset(id);
+        }
+        assert_eq!(lines.take("the pool answers again").len(), 1);
+    });
 }
 
 #[test]

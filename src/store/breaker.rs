@@ -70,11 +70,13 @@ impl Breaker {
         })
     }
 
-    /// The call was answered in time and by the pool.
-    pub fn succeeded(&mut self, pass: Pass) {
-        if self.is_awaited(pass) {
+    /// The call was answered in time and by the pool. True if that closed the breaker.
+    pub fn succeeded(&mut self, pass: Pass) -> bool {
+        let is_news = self.is_awaited(pass);
+        if is_news {
             self.mode = Mode::Closed;
         }
+        is_news
     }
 
     /// The call missed its deadline, or the pool could not be reached. True if that opened the breaker,

@@ -289,6 +289,8 @@ impl SaveItem {
         drop(released);
         let mut set = match set {
             Ok(set) => set,
+            // The guard has said that the pool does not answer, and says when it does again.
+            Err(error) if error.kind() == Kind::PoolFailed => return self.give_up(scratch),
             Err(error) => {
                 tracing::error!("save: {error}");
                 return self.give_up(scratch);
@@ -315,7 +317,7 @@ impl SaveItem {
             }
             Made::Kept(code) => {
                 mover.save_sets.lost_one();
-                tracing::warn!("save: the pool failed with {code} and kept the memory");
+                tracing::debug!("save: the pool failed with {code} and kept the memory");
                 self.give_up(scratch);
             }
         }

@@ -157,7 +157,22 @@ impl Core {
             state.tally.late += 1;
             state.breaker.hold();
         }
-        state.fail(pass, now);
+        let opened = state.fail(pass, now);
+        drop(state);
+        if opened {
+            self.say_opened(pass, "did not answer in time");
+        }
+    }
+
+    /// Says once per outage that there is one; probes that fail are its continuation.
+    fn say_opened(&self, pass: Option<Pass>, what: &str) {
+        if pass.is_some_and(|pass| pass.is_probe()) {
+            return;
+        }
+        tracing::warn!(
+            store = self.store.capabilities().name,
+            "the pool {what}: nothing is found, loaded or saved until it answers again"
+        );
     }
 
     /// A call in time ended.
@@ -165,11 +180,24 @@ impl Core {
         let now = self.clock.now();
         let mut state = self.state.lock();
         match (end, pass) {
-            (End::Failed(_), _) => {
+            (End::Failed(code), _) => {
                 state.tally.failures += 1;
-                state.fail(pass, now);
+                let opened = state.fail(pass, now);
+                drop(state);
+                if opened {
+                    self.say_opened(pass, &format!("failed with {code}"));
+                }
             }
-            (End::Answered, Some(pass)) => state.breaker.succeeded(pass),
+            (End::Answered, Some(pass)) => {
+                let closed = state.breaker.succeeded(pass);
+                drop(state);
+                if closed {
+                    tracing::warn!(
+                        store = self.store.capabilities().name,
+                        "the pool answers again"
+                    );
+                }
+            }
             (End::Unmade, Some(pass)) => state.breaker.withdrawn(pass, now),
             (_, None) => {}
         }
@@ -195,10 +223,11 @@ impl Core {
 }
 
 impl State {
-    fn fail(&mut self, pass: Option<Pass>, now: std::time::Duration) {
-        if pass.is_some_and(|pass| self.breaker.failed(pass, now)) {
-            self.tally.opened += 1;
-        }
+    /// Whether that opened the breaker.
+    fn fail(&mut self, pass: Option<Pass>, now: std::time::Duration) -> bool {
+        let opened = pass.is_some_and(|pass| self.breaker.failed(pass, now));
+        self.tally.opened += u64::from(opened);
+        opened
     }
 }
 

@@ -20,8 +20,9 @@ const BOUNDS: [(&CStr, &CStr); 5] = [
     (c"MC_RPC_TIMEOUT_MS", c"1000"),
     // How often a client tries to connect before it says so; 90 s otherwise.
     (c"MC_STORE_CLIENT_SETUP_RETRIES", c"1"),
-    // How long a transfer waits for an answer of its peer; 60 s otherwise.
-    (c"MC_TCP_STATUS_TIMEOUT_SEC", c"1"),
+    // How long a transfer waits for its peer; 60 s otherwise. With 1 s a busy machine fails transfers
+    // that only wait for a core, and each failure costs the memory of its call.
+    (c"MC_TCP_STATUS_TIMEOUT_SEC", c"10"),
     // Enough that a batch does not wait for itself, and that no batch is too large for its peer.
     (c"MC_TCP_LANES_PER_PEER", c"16"),
     (c"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", c"65535"),

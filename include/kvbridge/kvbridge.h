@@ -717,6 +717,8 @@ kvb_status kvb_store_stats(const kvb_store *store, kvb_pool_stats *out);
 /**
  * Frees a store. An embedded pool and what is in it live as long as some store or worker has it
  * open. NULL is fine.
+ *
+ * Blocks: while a pool over the network closes, at most 3 s.
  */
 void kvb_store_free(kvb_store *store);
 

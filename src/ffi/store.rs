@@ -18,6 +18,7 @@ use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveO
 use crate::sync::SystemClock;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An open pool. Workers open their own from the configuration; a store is opened by hand to share
 /// one connection between handles of a process, by tools and by tests.
@@ -40,9 +41,14 @@ impl Noun for kvb_store {
 const MOST_LOST_CALLS: usize = 8;
 const CALLERS: usize = 4;
 
+/// How long freeing a store waits for its pool to close. Left alone it goes on by itself, and a process that
+/// ends meanwhile may crash.
+const PATIENCE_WITH_POOL: Duration = Duration::from_secs(3);
+
 /// What stands behind a store: the pool, and the faults that wrap it, from the inside out.
 pub(super) struct Opened {
-    connection: Connection,
+    /// Present until this is dropped.
+    connection: Option<Connection>,
     faults: Vec<Arc<Faults>>,
     settings: Settings,
     /// For the calls of this store itself.
@@ -52,6 +58,7 @@ pub(super) struct Opened {
 impl Opened {
     fn new(connection: Connection, faults: Vec<Arc<Faults>>, settings: Settings) -> Result<Self> {
         let store = wrapped(connection.handle()?, &faults);
+        let connection = Some(connection);
         let clock = Arc::new(SystemClock::new());
         Ok(Self {
             store: Guarded::start(store, settings, clock, &Mode::Threads)?,
@@ -63,7 +70,14 @@ impl Opened {
 
     /// Another handle on the same pool, under the same faults.
     pub(super) fn handle(&self) -> Result<Arc<dyn Store>> {
-        Ok(wrapped(self.connection.handle()?, &self.faults))
+        Ok(wrapped(self.connection()?.handle()?, &self.faults))
+    }
+
+    fn connection(&self) -> Result<&Connection> {
+        match &self.connection {
+            Some(connection) => Ok(connection),
+            None => bail!(Closed, "the store is being freed"),
+        }
     }
 }
 
@@ -72,6 +86,11 @@ impl Drop for Opened {
         // The outermost alone: what is inside may belong to a store that lives on.
         if let Some(faults) = self.faults.last() {
             faults.release();
+        }
+        // First, so that closing the handle ends the connection if no worker has one.
+        self.connection = None;
+        if let Err(error) = self.store.close_within(Duration::ZERO, PATIENCE_WITH_POOL) {
+            tracing::warn!("kvb_store_free: {error}");
         }
     }
 }
@@ -224,7 +243,7 @@ pub unsafe extern "C" fn kvb_store_wrap_faulty(
         let opened = store.common();
         let mut faults = opened.faults.clone();
         faults.push(Faults::from_json(script)?);
-        let wrapped = Opened::new(opened.connection.share()?, faults, opened.settings)?;
+        let wrapped = Opened::new(opened.connection()?.share()?, faults, opened.settings)?;
         out.write(handle::create(wrapped, ()));
         Ok(())
     })
@@ -407,7 +426,7 @@ pub unsafe extern "C" fn kvb_store_stats(
                 args::out_growable(out, "out")?,
             )
         };
-        let stats = store.common().connection.stats()?;
+        let stats = store.common().connection()?.stats()?;
         out.write(&kvb_pool_stats {
             struct_size: 0,
             capacity: stats.capacity,
@@ -422,6 +441,8 @@ pub unsafe extern "C" fn kvb_store_stats(
 
 /// Frees a store. An embedded pool and what is in it live as long as some store or worker has it
 /// open. NULL is fine.
+///
+/// Blocks: while a pool over the network closes, at most 3 s.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_free(store: *mut kvb_store) {
     // SAFETY: the caller's promise, see the header's conventions.

@@ -3,6 +3,7 @@
 
 #include "engine_process.h"
 #include "ledger.h"
+#include "peer.h"
 #include "runs.h"
 
 namespace replay {
@@ -52,9 +53,13 @@ Result RunExact(const Options& options, const Trace& trace) {
   // engines.
   const auto make = options.processes ? RunApart : RunHere;
   std::unique_ptr<PoolView> pool;
-  if (!options.processes) pool = std::make_unique<PoolView>(options, shape(0));
-  for (uint32_t i = 0; i < options.engines; ++i) engines.push_back(make(options, trace, shape(i)));
-  if (options.processes) pool = std::make_unique<PoolView>(options, shape(0));
+  const bool apart = options.processes || !options.peer.empty();
+  if (!apart) pool = std::make_unique<PoolView>(options, shape(0));
+  for (uint32_t i = 0; i < options.engines; ++i) {
+    const bool other = i == 1 && !options.peer.empty();
+    engines.push_back((other ? RunPeer : make)(options, trace, shape(i)));
+  }
+  if (apart) pool = std::make_unique<PoolView>(options, shape(0));
 
   Result result;
   Ledger ledger(options);

@@ -29,6 +29,8 @@ over shared system prompts.
   --keys SCHEME      how pages are named: kvb1 or trtllm (kvb1)
   --processes        each engine is a process, and each of its ranks too; not with --concurrent, nor
                      on the embedded pool, which is one process's own
+  --peer COMMAND     the second engine is this program, which knows the pool and its keys by itself
+                     (replay/peer.h says what it is told); with --keys trtllm, one group and rank
   --json FILE        write the result there, too
   --seed N           of a generated trace (1)
   --tp N             tensor-parallel ranks per engine, a thread each (1)
@@ -127,6 +129,8 @@ Options ParseOptions(int argc, char** argv) {
       }
     } else if (name == "--processes") {
       options.processes = flag();
+    } else if (name == "--peer") {
+      options.peer = value();
     } else if (name == "--json") {
       options.json_path = value();
     } else if (name == "--seed") {
@@ -153,6 +157,13 @@ Options ParseOptions(int argc, char** argv) {
   }
   if (options.processes && (options.concurrent || options.store == "embedded")) {
     throw UsageError("--processes needs a pool between processes, and is not for --concurrent");
+  }
+  if (!options.peer.empty() &&
+      (options.store == "embedded" || options.keys != "trtllm" || options.concurrent ||
+       options.tp > 1 || options.adp || options.groups > 1 || options.lookahead > 0 ||
+       options.engines < 2)) {
+    throw UsageError(
+        "--peer needs another store, --keys trtllm, and engines of one rank and group");
   }
   if (options.adp && options.tp > 1) throw UsageError("--adp and --tp exclude each other");
   if (!options.generate_path.empty() && !options.trace_path.empty()) {

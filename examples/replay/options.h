@@ -19,6 +19,7 @@ struct Options {
   std::string master;  // host:port, for pools that have one
   std::string keys = "kvb1";
   bool processes = false;
+  std::string peer;  // a command
   std::string json_path;
   uint64_t seed = 1;
   uint32_t tp = 1;

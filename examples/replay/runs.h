@@ -17,6 +17,10 @@ namespace replay {
 // Output tokens per request are capped, so that a replay is about prompts.
 constexpr uint64_t kMaxOutputs = 32;
 
+constexpr char kNamespace[] = "replay";
+
+// The model key of this run. Ask first in the process that makes others.
+std::string ModelKey(const Options& options);
 std::string ConfigJson(const Options& options);
 // Whether engines are context servers: one output token per request and no decode steps.
 bool ContextOnly(const Options& options);

@@ -8,14 +8,14 @@
 
 namespace replay {
 
-namespace {
-
 // Of a pool that lives on after this run, or that others use, only this run's pages count. A pool
 // of the process has no others.
 std::string ModelKey(const Options& options) {
   static const std::string run = std::to_string(getpid()) + "-" + std::to_string(time(nullptr));
   return options.store == "embedded" ? "miniature" : "miniature-" + run;
 }
+
+namespace {
 
 std::string Text(const char* name, const std::string& value) {
   return std::string("\"") + name + "\": \"" + value + "\", ";
@@ -37,8 +37,9 @@ std::string Library() {
 
 std::string ConfigJson(const Options& options) {
   // Long deadlines: on a busy machine a slow answer is not a miss.
-  return "{\"role\": \"both\", \"namespace\": \"replay\", " + Text("model_key", ModelKey(options)) +
-         Whereabouts(options) + "\"async_load\": " + (options.async_load ? "true" : "false") +
+  return "{\"role\": \"both\", " + Text("namespace", kNamespace) +
+         Text("model_key", ModelKey(options)) + Whereabouts(options) +
+         "\"async_load\": " + (options.async_load ? "true" : "false") +
          ", \"staging_buffer_bytes\": \"64MiB\", \"kvbridge\": {" + Text("store", options.store) +
          Text("key_scheme", options.keys) + Library() +
          "\"pool\": \"replay\", \"lookup_timeout_ms\": 30000, \"load_timeout_ms\": 30000}}";

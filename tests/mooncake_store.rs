@@ -520,6 +520,45 @@ fn sizes_are_asked_for_only_where_a_buffer_was_refused() {
 }
 
 #[test]
+fn a_key_that_comes_twice_is_given_to_the_library_once() {
+    let library = StandIn::new("twins");
+    let store = library.store();
+    let batch = keys(&["a", "b", "a", "c", "b", "a"]);
+    let bytes: Vec<_> = (1..=6).map(|value| vec![value; 16]).collect();
+    let mut sources: Vec<_> = bytes.iter().map(|it| Source::from(&it[..])).collect();
+    let (mut out, options) = (Vec::new(), PutOptions::default());
+    store.put(&batch, Pieces::one_each(&mut sources), &options, &mut out);
+    assert_eq!(out, [PutOutcome::Stored; 6]);
+
+    let mut landing = [0_u8; 96];
+    let mut targets: Vec<_> = landing.chunks_mut(16).map(Target::from).collect();
+    let mut out = Vec::new();
+    store.get(&batch, Pieces::one_each(&mut targets), &mut out);
+    assert_eq!(out, [GetOutcome::Landed(16); 6]);
+    // Those of the first put of each key.
+    let landed: Vec<_> = landing.chunks(16).map(|it| it[0]).collect();
+    assert_eq!(landed, [1, 2, 1, 4, 2, 1]);
+    assert_eq!(library.get("largest"), 3);
+
+    // What the library says of one is said of both; of another size, of none.
+    let batch = keys(&["x", "a", "x", "a"]);
+    assert_eq!(
+        get(&*store, &batch, 4),
+        [
+            GetOutcome::Missing,
+            GetOutcome::WrongSize(16),
+            GetOutcome::Missing,
+            GetOutcome::WrongSize(16)
+        ]
+    );
+    let (mut large, mut small) = ([0; 16], [0; 8]);
+    let mut targets = [Target::from(&mut large[..]), Target::from(&mut small[..])];
+    store.get(&keys(&["a", "a"]), Pieces::one_each(&mut targets), &mut out);
+    let malformed = GetOutcome::Failed(code::MALFORMED_CALL);
+    assert_eq!(out, [GetOutcome::Landed(16), malformed]);
+}
+
+#[test]
 fn large_batches_are_cut_and_an_absent_pool_is_asked_once() {
     let library = StandIn::new("large");
     let store = library.store();

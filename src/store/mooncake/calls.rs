@@ -1,10 +1,13 @@
 //! The calls: lists of pointers for the library beside what callers lend, and its answers per key.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::hash::BuildHasher;
 use std::ops::Range as Indices;
 use std::ptr;
 use std::sync::Arc;
 
+use hashbrown::DefaultHashBuilder;
+use hashbrown::hash_table::{Entry, HashTable};
 use parking_lot::RwLock;
 
 use super::client::Client;
@@ -50,6 +53,23 @@ pub(super) struct Lists {
     sizes: Vec<usize>,
     codes: Vec<c_int>,
     landed: Vec<i64>,
+    /// Keys of this batch that came before in it.
+    twins: Vec<Twin>,
+    /// Positions in `keys`, by key.
+    seen: HashTable<usize>,
+    hasher: DefaultHashBuilder,
+}
+
+/// A key that a batch has for the second time. The library is not given it: of such keys it gets one
+/// alone into its buffer and says so of both, and it may mix what is put.
+#[derive(Debug, Clone, Copy)]
+struct Twin {
+    /// Its place in the batch.
+    index: usize,
+    /// The place of the first one among those that the library is given.
+    first: usize,
+    buffer: *mut c_void,
+    size: usize,
 }
 
 // SAFETY: whoever has it uses the addresses only while they are lent.
@@ -62,6 +82,80 @@ impl Lists {
         self.sizes.clear();
         self.codes.clear();
         self.landed.clear();
+        self.twins.clear();
+        self.seen.clear();
+    }
+
+    /// Takes the [twins](Twin) out of a batch whose other lists are complete.
+    fn part_twins(&mut self, keys: &Keys) {
+        let mut kept = 0;
+        for index in 0..self.keys.len() {
+            let key = keys.get(index);
+            let hash = |key: &[u8]| self.hasher.hash_one(key);
+            let entry = self.seen.entry(
+                hash(key),
+                |&first| keys.get(first) == key,
+                |&first| hash(keys.get(first)),
+            );
+            match entry {
+                Entry::Occupied(first) => {
+                    // Those before it that were kept moved down past as many twins.
+                    let before = self.twins.partition_point(|twin| twin.index < *first.get());
+                    self.twins.push(Twin {
+                        index,
+                        first: *first.get() - before,
+                        buffer: self.buffers[index],
+                        size: self.sizes[index],
+                    });
+                }
+                Entry::Vacant(place) => {
+                    place.insert(index);
+                    self.keys[kept] = self.keys[index];
+                    self.buffers[kept] = self.buffers[index];
+                    self.sizes[kept] = self.sizes[index];
+                    kept += 1;
+                }
+            }
+        }
+        self.keys.truncate(kept);
+        self.buffers.truncate(kept);
+        self.sizes.truncate(kept);
+    }
+
+    /// Puts the answers of twins between those of the others; `answer` makes them.
+    fn join_twins<T: Copy>(&self, out: &mut Vec<T>, answer: impl Fn(&Twin, T) -> T) {
+        if self.twins.is_empty() {
+            return;
+        }
+        let firsts = out.clone();
+        let mut others = out.drain(..);
+        let mut joined = Vec::with_capacity(firsts.len() + self.twins.len());
+        for twin in &self.twins {
+            let behind = twin.index - joined.len();
+            joined.extend(others.by_ref().take(behind));
+            joined.extend(firsts.get(twin.first).map(|&first| answer(twin, first)));
+        }
+        joined.extend(others);
+        *out = joined;
+    }
+
+    /// What a twin gets: a copy of what its first got.
+    fn copy_landed(&self, twin: &Twin, first: GetOutcome) -> GetOutcome {
+        let (Some(&buffer), Some(&size)) =
+            (self.buffers.get(twin.first), self.sizes.get(twin.first))
+        else {
+            return GetOutcome::Failed(code::NO_ANSWER);
+        };
+        match first {
+            // An object has one size.
+            _ if size != twin.size => GetOutcome::Failed(code::MALFORMED_CALL),
+            GetOutcome::Landed(_) => {
+                // SAFETY: two targets of this size that are lent to this call, each alone.
+                unsafe { ptr::copy_nonoverlapping(buffer, twin.buffer, size) };
+                first
+            }
+            _ => first,
+        }
     }
 
     /// Keys, one per buffer. `MALFORMED_CALL` if one holds a NUL: the library would see another key.
@@ -181,9 +275,10 @@ impl Client {
         self.with_lists(|lists| {
             lists.push_keys(keys)?;
             lists.push_sources(keys.len(), sources)?;
+            lists.part_twins(keys);
             let call = self.symbols().batch_put_from;
             let mut failure = None;
-            for part in parts(keys.len()) {
+            for part in parts(lists.keys.len()) {
                 let end = part.end;
                 lists.codes.resize(end, failure.unwrap_or(codes::UNTOUCHED));
                 let (Some(keys), Some(buffers), Some(sizes), Some(codes)) = (
@@ -218,6 +313,7 @@ impl Client {
                 }
             }
             out.extend(lists.codes.iter().map(|&answer| codes::put(answer)));
+            lists.join_twins(out, |_, first| first);
             Ok(())
         })
     }
@@ -231,9 +327,10 @@ impl Client {
         self.with_lists(|lists| {
             lists.push_keys(keys)?;
             lists.push_targets(keys.len(), targets)?;
+            lists.part_twins(keys);
             let call = self.symbols().batch_get_into;
             let mut failure = None;
-            for part in parts(keys.len()) {
+            for part in parts(lists.keys.len()) {
                 let (start, end) = (part.start, part.end);
                 let untouched = failure.unwrap_or(codes::UNTOUCHED);
                 lists.landed.resize(end, i64::from(untouched));
@@ -275,6 +372,7 @@ impl Client {
                     out.push(outcome);
                 }
             }
+            lists.join_twins(out, |twin, first| lists.copy_landed(twin, first));
             Ok(())
         })
     }

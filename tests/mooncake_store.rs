@@ -337,6 +337,16 @@ fn a_tenant_needs_a_library_and_a_master_that_keep_tenants_apart() {
     assert!(library.arguments().contains(" kvbridge-probe-"));
 
     library.set("knows_tenants", 1);
+    let error = library
+        .open(r#""tenant_id": "evil", "global_segment_size": 0,"#)
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error
+            .message()
+            .starts_with("tenant_id = \"evil\" is not known"),
+        "{error}"
+    );
     let store = library.open(with_tenant).unwrap().handle().unwrap();
     assert!(library.arguments().ends_with(" acme"));
     assert!(store.capabilities().tenant);

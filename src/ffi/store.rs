@@ -150,9 +150,12 @@ pub struct kvb_store_table {
 /// Opens the pool that the configuration names. `table_or_null` is the host's functions for the
 /// store kind "host", else NULL.
 ///
-/// Threads: any. Blocks: while the pool is opened; the embedded one does not.
+/// Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+/// seconds and one more per GiB that is lent.
 /// Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
-/// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
+/// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_POOL_REFUSED, the text
+/// names what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+/// KVB_NO_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_open(
     config: *const kvb_config,

@@ -40,8 +40,8 @@ const LIBRARY: &str = "KVB_MOONCAKE_LIBRARY";
 struct Started(BTreeMap<String, String>);
 
 impl Started {
-    fn new(segment: &str) -> Self {
-        let output = scripts_pool(&["start", "--segment", segment]);
+    fn new(options: &[&str]) -> Self {
+        let output = scripts_pool(&[&["start"], options].concat());
         let lines = output.lines().filter_map(|line| line.split_once('='));
         Self(
             lines
@@ -69,11 +69,15 @@ fn scripts_pool(arguments: &[&str]) -> String {
 
 /// Runs an ignored test of this file in a process of its own, with a pool of so many MiB.
 fn with_pool(segment: &str, test: &str) {
+    with_pool_of(&["--segment", segment], test);
+}
+
+fn with_pool_of(options: &[&str], test: &str) {
     if env::var_os(LIBRARY).is_none() {
         eprintln!("skipped: {LIBRARY} is not set");
         return;
     }
-    let pool = Started::new(segment);
+    let pool = Started::new(options);
     let loopback = concat!(env!("CARGO_MANIFEST_DIR"), "/build/pool/loopback.so");
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
@@ -280,6 +284,37 @@ fn tenants() {
         error.message().contains("does not keep tenants apart"),
         "{error}"
     );
+}
+
+#[test]
+fn tenants_that_the_master_knows_are_kept_apart() {
+    with_pool_of(&["--segment", "16", "--tenant", "acme"], "known_tenant");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn known_tenant() {
+    let store = open(r#""tenant_id": "acme", "global_segment_size": 0,"#)
+        .handle()
+        .unwrap();
+    let one = keys(1);
+    assert_eq!(put(&*store, &one, &[1; 64]), [PutOutcome::Stored]);
+    assert_eq!(get(&*store, &one, 64).0, [GetOutcome::Landed(64)]);
+    let others = open(NOTHING_LENT).handle().unwrap();
+    assert_eq!(exist(&*others, &one), [Presence::Absent]);
+    let config = config_for(
+        &master(),
+        r#""tenant_id": "evil", "global_segment_size": 0,"#,
+    );
+    let error = Connection::open(&config, Patience::new(&config)).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error
+            .message()
+            .starts_with("tenant_id = \"evil\" is not known"),
+        "{error}"
+    );
+    store.close().unwrap();
 }
 
 // ---- a pool that fails ----

@@ -9,6 +9,8 @@
     reason = "asks the system about signals, stops processes and forks"
 )]
 
+mod rig;
+
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
@@ -24,6 +26,7 @@ use kvbridge::error::Kind;
 use kvbridge::keys::Keys;
 use kvbridge::lane::Mode;
 use kvbridge::store::connection::Connection as Pool;
+use kvbridge::store::faulty::{Faulty, Script};
 use kvbridge::store::guarded::{Guarded, Settings};
 use kvbridge::store::mooncake::{Connection, Patience};
 use kvbridge::store::{
@@ -31,6 +34,7 @@ use kvbridge::store::{
     conformance,
 };
 use kvbridge::sync::SystemClock;
+use rig::{Rig, Setup, T, prompt, two_groups};
 
 const LIBRARY: &str = "KVB_MOONCAKE_LIBRARY";
 
@@ -236,6 +240,49 @@ fn two_clients() {
     assert_eq!(exist(&*third, &one), [Presence::Absent]);
     third.close().unwrap();
     reader.close().unwrap();
+}
+
+#[test]
+fn one_engine_restores_what_another_one_published() {
+    with_pool("64", "two_engines");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn two_engines() {
+    let long = Duration::from_secs(60);
+    for scheme in ["kvb1", "trtllm"] {
+        let rig = || {
+            let setup = Setup {
+                scheme,
+                groups: two_groups(),
+                batch: 64,
+                ..Setup::default()
+            };
+            let store = guarded(open(NOTHING_LENT).handle().unwrap(), long);
+            let unused = rig::pool(1 << 16);
+            let faulty = Faulty::new(unused.clone(), Script::new());
+            Rig::with(setup, unused, faulty, store)
+        };
+        let (mut writer, mut reader) = (rig(), rig());
+        let tokens = prompt(1, 8 * T);
+        writer.publish(1, &tokens[..5 * T]);
+        // Two requests with one prefix in one pass: the same pages, twice in a batch.
+        let mut longer = tokens.clone();
+        longer.extend(prompt(2, T));
+        assert_eq!(reader.admit(1, &tokens), 5 * T as u64);
+        assert_eq!(reader.admit(2, &longer), 5 * T as u64);
+        reader.pass(&[(1, 3 * T), (2, 4 * T)]);
+        reader.check(1);
+        reader.check(2);
+        reader.drain();
+        let stats = reader.stats();
+        assert_eq!(stats.failed_load_pages + stats.bad_seals, 0);
+        assert!(stats.loaded_pages > 0);
+        for mut rig in [writer, reader] {
+            rig.ranks[0].worker.shutdown(long).unwrap();
+        }
+    }
 }
 
 #[test]

@@ -5,9 +5,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 #![allow(
     unsafe_code,
-    reason = "calls functions of the stand-in, and forks a process"
+    reason = "calls functions of the stand-in, counts allocations, and forks a process"
 )]
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute;
 use std::net::TcpListener;
@@ -28,6 +30,31 @@ use kvbridge::store::{
     conformance,
 };
 use kvbridge::sync::SystemClock;
+
+/// Counts what each thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Not where a thread has ended already.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// A test's own copy of the stand-in, and something that listens where its master should be.
 struct StandIn {
@@ -629,6 +656,30 @@ fn a_key_that_c_would_cut_short_and_what_is_no_single_piece_are_refused() {
     store.put(&one, pieces, &PutOptions::default(), &mut out);
     assert_eq!(out, [PutOutcome::Failed(code::UNREACHABLE_MEMORY)]);
     assert_eq!(library.get("calls"), calls);
+}
+
+#[test]
+fn warm_calls_allocate_nothing() {
+    let library = StandIn::new("warm");
+    let (store, all, page) = (library.store(), many(64), [7_u8; 16]);
+    let mut landing = [0_u8; 64 * 16];
+    let mut sources = [Source::from(&page[..]); 64];
+    let mut targets: Vec<_> = landing.chunks_mut(16).map(Target::from).collect();
+    let (mut present, mut put, mut got, mut removed) = Default::default();
+    let options = PutOptions::default();
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        let before = ALLOCATIONS.get();
+        store.exist(&all, &mut present);
+        store.put(&all, Pieces::one_each(&mut sources), &options, &mut put);
+        store.get(&all, Pieces::one_each(&mut targets), &mut got);
+        store.remove(&all, true, &mut removed);
+        counts.push(ALLOCATIONS.get() - before);
+        assert_eq!(got, [GetOutcome::Landed(16); 64]);
+        assert_eq!(removed, [RemoveOutcome::Removed; 64]);
+    }
+    assert!(counts[0] > 0);
+    assert_eq!(counts[1..], [0, 0]);
 }
 
 #[test]

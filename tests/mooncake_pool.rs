@@ -4,11 +4,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
-#![allow(
-    unsafe_code,
-    reason = "asks the system about signals, stops processes and forks"
-)]
+#![allow(unsafe_code, reason = "sets a signal, stops processes and forks")]
 
+mod process;
 mod rig;
 
 use std::collections::BTreeMap;
@@ -17,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, fs, mem, ptr};
+use std::{env, fs};
 
 use kvbridge::config::Config;
 use kvbridge::device::memory::{Source, Target};
@@ -34,6 +32,7 @@ use kvbridge::store::{
     conformance,
 };
 use kvbridge::sync::SystemClock;
+use process::{blocked, handlers};
 use rig::{Rig, Setup, T, prompt, two_groups};
 
 const LIBRARY: &str = "KVB_MOONCAKE_LIBRARY";
@@ -443,29 +442,6 @@ fn master_hangs() {
 }
 
 // ---- the process ----
-
-fn handlers() -> Vec<(usize, i32)> {
-    let handler = |number| {
-        // SAFETY: only asks.
-        unsafe {
-            let mut now: libc::sigaction = mem::zeroed();
-            libc::sigaction(number, ptr::null(), &raw mut now);
-            (now.sa_sigaction, now.sa_flags & 0x0800_0000)
-        }
-    };
-    (1..=64).map(handler).collect()
-}
-
-fn blocked() -> Vec<i32> {
-    // SAFETY: only asks.
-    unsafe {
-        let mut now: libc::sigset_t = mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut now);
-        (1..=64)
-            .filter(|&n| libc::sigismember(&raw const now, n) == 1)
-            .collect()
-    }
-}
 
 #[test]
 fn opening_changes_nothing_of_the_hosts() {

@@ -719,7 +719,7 @@ kvb_status kvb_store_stats(const kvb_store *store, kvb_pool_stats *out);
 
 /**
  * Frees a store. An embedded pool and what is in it live as long as some store or worker has it
- * open. NULL is fine.
+ * open; a client of Mooncake's too, and it ends on a thread of its own. NULL is fine.
  */
 void kvb_store_free(kvb_store *store);
 

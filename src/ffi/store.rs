@@ -409,7 +409,7 @@ pub unsafe extern "C" fn kvb_store_stats(
 }
 
 /// Frees a store. An embedded pool and what is in it live as long as some store or worker has it
-/// open. NULL is fine.
+/// open; a client of Mooncake's too, and it ends on a thread of its own. NULL is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_free(store: *mut kvb_store) {
     // SAFETY: the caller's promise, see the header's conventions.

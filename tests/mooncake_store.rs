@@ -2,24 +2,23 @@
 //! answers what a test tells it to: codes, limits, what it is called with, and when it may not be
 //! called at all. `tests/mooncake_pool.rs` does it with the real one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(
     unsafe_code,
-    reason = "calls functions of the stand-in, counts allocations, and forks a process"
+    reason = "counts allocations, loads the stand-in, and forks a process"
 )]
+
+mod stand_in;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::mem::transmute;
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvbridge::config::Config;
 use kvbridge::device::memory::{Source, Target};
-use kvbridge::error::{Error, Kind};
+use kvbridge::error::Kind;
 use kvbridge::keys::Keys;
 use kvbridge::lane::Mode;
 use kvbridge::layout::Range;
@@ -30,6 +29,7 @@ use kvbridge::store::{
     conformance,
 };
 use kvbridge::sync::SystemClock;
+use stand_in::{NOTHING_LENT, StandIn};
 
 /// Counts what each thread allocates.
 struct Counting;
@@ -55,140 +55,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// A test's own copy of the stand-in, and something that listens where its master should be.
-struct StandIn {
-    path: String,
-    library: *mut c_void,
-    master: TcpListener,
-}
-
-impl StandIn {
-    fn new(name: &str) -> Self {
-        Self::built(name, &[])
-    }
-
-    fn built(name: &str, flags: &[&str]) -> Self {
-        let path = format!("{}/libstand_in_{name}.so", env!("CARGO_TARGET_TMPDIR"));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/cpp_tests/mooncake/stand_in.c");
-        let compiled = Command::new("cc")
-            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared"])
-            .args(["-fPIC", "-pthread", "-o", &path, source])
-            .args(flags)
-            .status()
-            .expect("these tests need a C compiler called cc");
-        assert!(compiled.success());
-        let text = CString::new(path.as_str()).unwrap();
-        // SAFETY: a library that does nothing when it is loaded.
-        let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
-        assert!(!library.is_null());
-        let master = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self {
-            path,
-            library,
-            master,
-        }
-    }
-
-    fn function(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: a library that stays open.
-        let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };
-        assert!(!found.is_null(), "{name:?}");
-        found
-    }
-
-    fn set(&self, name: &str, value: i32) {
-        let name = CString::new(name).unwrap();
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let set = self.function(c"stand_in_set");
-            transmute::<*mut c_void, extern "C" fn(*const c_char, c_int)>(set)(
-                name.as_ptr(),
-                value,
-            );
-        }
-    }
-
-    fn get(&self, name: &str) -> i32 {
-        let name = CString::new(name).unwrap();
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let get = self.function(c"stand_in_get");
-            transmute::<*mut c_void, extern "C" fn(*const c_char) -> c_int>(get)(name.as_ptr())
-        }
-    }
-
-    /// Waits until the number has this value.
-    fn wait_for(&self, name: &str, value: i32) {
-        let name = CString::new(name).unwrap();
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let wait = self.function(c"stand_in_await");
-            transmute::<*mut c_void, extern "C" fn(*const c_char, c_int)>(wait)(
-                name.as_ptr(),
-                value,
-            );
-        }
-    }
-
-    fn arguments(&self) -> String {
-        // SAFETY: the stand-in's own function; the text is copied while nobody calls setup.
-        unsafe {
-            let arguments = self.function(c"stand_in_arguments");
-            let text = transmute::<*mut c_void, extern "C" fn() -> *const c_char>(arguments)();
-            CStr::from_ptr(text).to_str().unwrap().to_owned()
-        }
-    }
-
-    fn setting(&self, name: &CStr) -> Option<String> {
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let setting = self.function(c"stand_in_setting");
-            let setting = transmute::<*mut c_void, extern "C" fn(*const c_char) -> *const c_char>(
-                setting,
-            )(name.as_ptr());
-            (!setting.is_null()).then(|| CStr::from_ptr(setting).to_str().unwrap().to_owned())
-        }
-    }
-
-    fn master(&self) -> String {
-        self.master.local_addr().unwrap().to_string()
-    }
-
-    /// `more`: further members, each with a comma behind it.
-    fn config(&self, more: &str) -> Config {
-        let text = format!(
-            r#"{{{more}"master_server_address": "{}", "model_key": "m", "protocol": "tcp",
-                "kvbridge": {{"store": "mooncake", "library": "{}"}}}}"#,
-            self.master(),
-            self.path
-        );
-        Config::from_json(text.as_bytes()).unwrap()
-    }
-
-    fn open(&self, more: &str) -> Result<Arc<Connection>, Error> {
-        let config = self.config(more);
-        Connection::open(&config, Patience::new(&config))
-    }
-
-    fn store(&self) -> Arc<dyn Store> {
-        self.open(NOTHING_LENT).unwrap().handle().unwrap()
-    }
-}
-
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        assert_eq!(
-            self.get("crashes"),
-            0,
-            "the real library would have crashed"
-        );
-        assert_eq!(self.get("visible"), 0, "a signal could interrupt it");
-        assert_eq!(self.get("options"), 0, "puts have no options");
-    }
-}
-
-const NOTHING_LENT: &str = r#""global_segment_size": 0,"#;
 
 fn keys(list: &[&str]) -> Keys {
     let mut keys = Keys::new();

@@ -9,12 +9,15 @@
     reason = "loads libraries and asks the system about signals"
 )]
 
+mod process;
+
 use std::process::Command;
-use std::{env, fs, mem, ptr};
+use std::{env, fs, mem};
 
 use kvbridge::error::{Error, Kind};
 use kvbridge::store::mooncake::Library;
 use parking_lot::Mutex;
+use process::{blocked, handlers};
 
 /// Tests of what a load does to the process, one at a time.
 static PROCESS: Mutex<()> = Mutex::new(());
@@ -135,29 +138,6 @@ fn no_client_is_an_error() {
 }
 
 // ---- signals ----
-
-fn handlers() -> Vec<(usize, i32)> {
-    let handler = |number| {
-        // SAFETY: only asks.
-        unsafe {
-            let mut now: libc::sigaction = mem::zeroed();
-            libc::sigaction(number, ptr::null(), &raw mut now);
-            (now.sa_sigaction, now.sa_flags & 0x0800_0000)
-        }
-    };
-    (1..=64).map(handler).collect()
-}
-
-fn blocked() -> Vec<i32> {
-    // SAFETY: only asks.
-    unsafe {
-        let mut now: libc::sigset_t = mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut now);
-        (1..=64)
-            .filter(|&n| libc::sigismember(&raw const now, n) == 1)
-            .collect()
-    }
-}
 
 /// What the real library does, in small: takes handlers and starts a thread when it is loaded, starts
 /// another and blocks a signal in its caller when it makes a client. Its threads note whether they

@@ -2,22 +2,23 @@
 //! answers what a test tells it to: codes, limits, what it is called with, and when it may not be
 //! called at all. `tests/mooncake_pool.rs` does it with the real one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(
     unsafe_code,
-    reason = "calls functions of the stand-in, and forks a process"
+    reason = "counts allocations, loads the stand-in, and forks a process"
 )]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::mem::transmute;
+mod stand_in;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvbridge::config::Config;
 use kvbridge::device::memory::{Source, Target};
-use kvbridge::error::{Error, Kind};
+use kvbridge::error::Kind;
 use kvbridge::keys::Keys;
 use kvbridge::lane::Mode;
 use kvbridge::layout::Range;
@@ -28,140 +29,32 @@ use kvbridge::store::{
     conformance,
 };
 use kvbridge::sync::SystemClock;
+use stand_in::{NOTHING_LENT, StandIn};
 
-/// A test's own copy of the stand-in, and something that listens where its master should be.
-struct StandIn {
-    path: String,
-    library: *mut c_void,
-    master: TcpListener,
+/// Counts what each thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-impl StandIn {
-    fn new(name: &str) -> Self {
-        Self::built(name, &[])
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Not where a thread has ended already.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
     }
 
-    fn built(name: &str, flags: &[&str]) -> Self {
-        let path = format!("{}/libstand_in_{name}.so", env!("CARGO_TARGET_TMPDIR"));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/cpp_tests/mooncake/stand_in.c");
-        let compiled = Command::new("cc")
-            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared"])
-            .args(["-fPIC", "-pthread", "-o", &path, source])
-            .args(flags)
-            .status()
-            .expect("these tests need a C compiler called cc");
-        assert!(compiled.success());
-        let text = CString::new(path.as_str()).unwrap();
-        // SAFETY: a library that does nothing when it is loaded.
-        let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
-        assert!(!library.is_null());
-        let master = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self {
-            path,
-            library,
-            master,
-        }
-    }
-
-    fn function(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: a library that stays open.
-        let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };
-        assert!(!found.is_null(), "{name:?}");
-        found
-    }
-
-    fn set(&self, name: &str, value: i32) {
-        let name = CString::new(name).unwrap();
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let set = self.function(c"stand_in_set");
-            transmute::<*mut c_void, extern "C" fn(*const c_char, c_int)>(set)(
-                name.as_ptr(),
-                value,
-            );
-        }
-    }
-
-    fn get(&self, name: &str) -> i32 {
-        let name = CString::new(name).unwrap();
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let get = self.function(c"stand_in_get");
-            transmute::<*mut c_void, extern "C" fn(*const c_char) -> c_int>(get)(name.as_ptr())
-        }
-    }
-
-    /// Waits until the number has this value.
-    fn wait_for(&self, name: &str, value: i32) {
-        let name = CString::new(name).unwrap();
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let wait = self.function(c"stand_in_await");
-            transmute::<*mut c_void, extern "C" fn(*const c_char, c_int)>(wait)(
-                name.as_ptr(),
-                value,
-            );
-        }
-    }
-
-    fn arguments(&self) -> String {
-        // SAFETY: the stand-in's own function; the text is copied while nobody calls setup.
-        unsafe {
-            let arguments = self.function(c"stand_in_arguments");
-            let text = transmute::<*mut c_void, extern "C" fn() -> *const c_char>(arguments)();
-            CStr::from_ptr(text).to_str().unwrap().to_owned()
-        }
-    }
-
-    fn setting(&self, name: &CStr) -> Option<String> {
-        // SAFETY: the stand-in's own function.
-        unsafe {
-            let setting = self.function(c"stand_in_setting");
-            let setting = transmute::<*mut c_void, extern "C" fn(*const c_char) -> *const c_char>(
-                setting,
-            )(name.as_ptr());
-            (!setting.is_null()).then(|| CStr::from_ptr(setting).to_str().unwrap().to_owned())
-        }
-    }
-
-    fn master(&self) -> String {
-        self.master.local_addr().unwrap().to_string()
-    }
-
-    /// `more`: further members, each with a comma behind it.
-    fn config(&self, more: &str) -> Config {
-        let text = format!(
-            r#"{{{more}"master_server_address": "{}", "model_key": "m", "protocol": "tcp",
-                "kvbridge": {{"store": "mooncake", "library": "{}"}}}}"#,
-            self.master(),
-            self.path
-        );
-        Config::from_json(text.as_bytes()).unwrap()
-    }
-
-    fn open(&self, more: &str) -> Result<Arc<Connection>, Error> {
-        let config = self.config(more);
-        Connection::open(&config, Patience::new(&config))
-    }
-
-    fn store(&self) -> Arc<dyn Store> {
-        self.open(NOTHING_LENT).unwrap().handle().unwrap()
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(block, layout) }
     }
 }
 
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        assert_eq!(
-            self.get("crashes"),
-            0,
-            "the real library would have crashed"
-        );
-        assert_eq!(self.get("visible"), 0, "a signal could interrupt it");
-        assert_eq!(self.get("options"), 0, "puts have no options");
-    }
-}
-
-const NOTHING_LENT: &str = r#""global_segment_size": 0,"#;
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn keys(list: &[&str]) -> Keys {
     let mut keys = Keys::new();
@@ -337,6 +230,16 @@ fn a_tenant_needs_a_library_and_a_master_that_keep_tenants_apart() {
     assert!(library.arguments().contains(" kvbridge-probe-"));
 
     library.set("knows_tenants", 1);
+    let error = library
+        .open(r#""tenant_id": "evil", "global_segment_size": 0,"#)
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error
+            .message()
+            .starts_with("tenant_id = \"evil\" is not known"),
+        "{error}"
+    );
     let store = library.open(with_tenant).unwrap().handle().unwrap();
     assert!(library.arguments().ends_with(" acme"));
     assert!(store.capabilities().tenant);
@@ -357,7 +260,7 @@ fn waits_are_bounded_for_the_library_alone() {
     for (name, value) in [
         (c"MC_RPC_TIMEOUT_MS", "1000"),
         (c"MC_STORE_CLIENT_SETUP_RETRIES", "1"),
-        (c"MC_TCP_STATUS_TIMEOUT_SEC", "1"),
+        (c"MC_TCP_STATUS_TIMEOUT_SEC", "10"),
         (c"MC_TCP_LANES_PER_PEER", "16"),
         (c"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
     ] {
@@ -520,6 +423,45 @@ fn sizes_are_asked_for_only_where_a_buffer_was_refused() {
 }
 
 #[test]
+fn a_key_that_comes_twice_is_given_to_the_library_once() {
+    let library = StandIn::new("twins");
+    let store = library.store();
+    let batch = keys(&["a", "b", "a", "c", "b", "a"]);
+    let bytes: Vec<_> = (1..=6).map(|value| vec![value; 16]).collect();
+    let mut sources: Vec<_> = bytes.iter().map(|it| Source::from(&it[..])).collect();
+    let (mut out, options) = (Vec::new(), PutOptions::default());
+    store.put(&batch, Pieces::one_each(&mut sources), &options, &mut out);
+    assert_eq!(out, [PutOutcome::Stored; 6]);
+
+    let mut landing = [0_u8; 96];
+    let mut targets: Vec<_> = landing.chunks_mut(16).map(Target::from).collect();
+    let mut out = Vec::new();
+    store.get(&batch, Pieces::one_each(&mut targets), &mut out);
+    assert_eq!(out, [GetOutcome::Landed(16); 6]);
+    // Those of the first put of each key.
+    let landed: Vec<_> = landing.chunks(16).map(|it| it[0]).collect();
+    assert_eq!(landed, [1, 2, 1, 4, 2, 1]);
+    assert_eq!(library.get("largest"), 3);
+
+    // What the library says of one is said of both; of another size, of none.
+    let batch = keys(&["x", "a", "x", "a"]);
+    assert_eq!(
+        get(&*store, &batch, 4),
+        [
+            GetOutcome::Missing,
+            GetOutcome::WrongSize(16),
+            GetOutcome::Missing,
+            GetOutcome::WrongSize(16)
+        ]
+    );
+    let (mut large, mut small) = ([0; 16], [0; 8]);
+    let mut targets = [Target::from(&mut large[..]), Target::from(&mut small[..])];
+    store.get(&keys(&["a", "a"]), Pieces::one_each(&mut targets), &mut out);
+    let malformed = GetOutcome::Failed(code::MALFORMED_CALL);
+    assert_eq!(out, [GetOutcome::Landed(16), malformed]);
+}
+
+#[test]
 fn large_batches_are_cut_and_an_absent_pool_is_asked_once() {
     let library = StandIn::new("large");
     let store = library.store();
@@ -580,6 +522,30 @@ fn a_key_that_c_would_cut_short_and_what_is_no_single_piece_are_refused() {
     store.put(&one, pieces, &PutOptions::default(), &mut out);
     assert_eq!(out, [PutOutcome::Failed(code::UNREACHABLE_MEMORY)]);
     assert_eq!(library.get("calls"), calls);
+}
+
+#[test]
+fn warm_calls_allocate_nothing() {
+    let library = StandIn::new("warm");
+    let (store, all, page) = (library.store(), many(64), [7_u8; 16]);
+    let mut landing = [0_u8; 64 * 16];
+    let mut sources = [Source::from(&page[..]); 64];
+    let mut targets: Vec<_> = landing.chunks_mut(16).map(Target::from).collect();
+    let (mut present, mut put, mut got, mut removed) = Default::default();
+    let options = PutOptions::default();
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        let before = ALLOCATIONS.get();
+        store.exist(&all, &mut present);
+        store.put(&all, Pieces::one_each(&mut sources), &options, &mut put);
+        store.get(&all, Pieces::one_each(&mut targets), &mut got);
+        store.remove(&all, true, &mut removed);
+        counts.push(ALLOCATIONS.get() - before);
+        assert_eq!(got, [GetOutcome::Landed(16); 64]);
+        assert_eq!(removed, [RemoveOutcome::Removed; 64]);
+    }
+    assert!(counts[0] > 0);
+    assert_eq!(counts[1..], [0, 0]);
 }
 
 #[test]

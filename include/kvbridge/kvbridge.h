@@ -635,9 +635,12 @@ typedef struct kvb_pool_stats {
  * Opens the pool that the configuration names. `table_or_null` is the host's functions for the
  * store kind "host", else NULL.
  *
- * Threads: any. Blocks: while the pool is opened; the embedded one does not.
+ * Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+ * seconds and one more per GiB that is lent.
  * Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
- * KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
+ * KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_POOL_REFUSED, the text
+ * names what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+ * KVB_NO_THREAD.
  */
 kvb_status kvb_store_open(const kvb_config *config,
                           const kvb_engine *engine,
@@ -716,7 +719,7 @@ kvb_status kvb_store_stats(const kvb_store *store, kvb_pool_stats *out);
 
 /**
  * Frees a store. An embedded pool and what is in it live as long as some store or worker has it
- * open. NULL is fine.
+ * open, a client of Mooncake's too. NULL is fine.
  *
  * Blocks: while a pool over the network closes, at most 3 s.
  */
@@ -851,9 +854,11 @@ typedef struct kvb_declarations {
  * Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
  * of `store_or_null`.
  *
- * Threads: any. Blocks: while the pool is opened; the embedded one does not.
+ * Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+ * seconds and one more per GiB that is lent.
  * Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
- * says what does not go together; KVB_NO_MEMORY.
+ * says what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+ * KVB_NO_THREAD.
  */
 kvb_status kvb_worker_new(const kvb_config *config,
                           const kvb_engine *engine,

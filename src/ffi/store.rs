@@ -180,9 +180,12 @@ pub struct kvb_store_table {
 /// Opens the pool that the configuration names. `table_or_null` is the host's functions for the
 /// store kind "host", else NULL.
 ///
-/// Threads: any. Blocks: while the pool is opened; the embedded one does not.
+/// Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+/// seconds and one more per GiB that is lent.
 /// Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
-/// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_NO_MEMORY.
+/// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_POOL_REFUSED, the text
+/// names what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+/// KVB_NO_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_store_open(
     config: *const kvb_config,
@@ -440,7 +443,7 @@ pub unsafe extern "C" fn kvb_store_stats(
 }
 
 /// Frees a store. An embedded pool and what is in it live as long as some store or worker has it
-/// open. NULL is fine.
+/// open, a client of Mooncake's too. NULL is fine.
 ///
 /// Blocks: while a pool over the network closes, at most 3 s.
 #[unsafe(no_mangle)]

@@ -67,9 +67,11 @@ unsafe impl Growable for kvb_declarations {}
 /// Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
 /// of `store_or_null`.
 ///
-/// Threads: any. Blocks: while the pool is opened; the embedded one does not.
+/// Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+/// seconds and one more per GiB that is lent.
 /// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
-/// says what does not go together; KVB_NO_MEMORY.
+/// says what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+/// KVB_NO_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_new(
     config: *const kvb_config,

@@ -1,6 +1,6 @@
-//! The calls: lists of pointers for the library beside what callers lend, and its answers per key.
+//! The calls of a client, and the handles on it that are stores.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 use std::ops::Range as Indices;
 use std::ptr;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use super::client::Client;
 use super::codes;
+use super::lists::Lists;
 use crate::device::memory::{Source, Target};
 use crate::error::{self, bail};
 use crate::keys::Keys;
@@ -38,82 +39,6 @@ pub(super) fn capabilities(tenant: bool) -> Capabilities {
         can_be_late: true,
         tells_already_there: false,
         spares_wrong_targets: false,
-    }
-}
-
-/// What one call passes to the library, one element per key. Empty between calls, so that it holds
-/// no address of what was lent.
-#[derive(Debug, Default)]
-pub(super) struct Lists {
-    keys: Vec<*const c_char>,
-    buffers: Vec<*mut c_void>,
-    sizes: Vec<usize>,
-    codes: Vec<c_int>,
-    landed: Vec<i64>,
-}
-
-// SAFETY: whoever has it uses the addresses only while they are lent.
-unsafe impl Send for Lists {}
-
-impl Lists {
-    fn clear(&mut self) {
-        self.keys.clear();
-        self.buffers.clear();
-        self.sizes.clear();
-        self.codes.clear();
-        self.landed.clear();
-    }
-
-    /// Keys, one per buffer. `MALFORMED_CALL` if one holds a NUL: the library would see another key.
-    fn push_keys(&mut self, keys: &Keys) -> Result<(), i32> {
-        self.keys.reserve(keys.len());
-        for index in 0..keys.len() {
-            let key = keys.with_nul(index);
-            if CStr::from_bytes_with_nul(key).is_err() {
-                return Err(code::MALFORMED_CALL);
-            }
-            self.keys.push(key.as_ptr().cast());
-        }
-        Ok(())
-    }
-
-    /// Sources, one per key; the code says what is wrong with one.
-    fn push_sources(
-        &mut self,
-        count: usize,
-        mut sources: Pieces<'_, Source<'_>>,
-    ) -> Result<(), i32> {
-        for key in 0..count {
-            let [source] = sources.of(key) else {
-                return Err(code::MALFORMED_CALL);
-            };
-            let size = source.bytes().ok_or(code::UNREACHABLE_MEMORY)?.len();
-            self.push_buffer(source.address(), size);
-        }
-        Ok(())
-    }
-
-    /// Targets, one per key; the code says what is wrong with one.
-    fn push_targets(
-        &mut self,
-        count: usize,
-        mut targets: Pieces<'_, Target<'_>>,
-    ) -> Result<(), i32> {
-        for key in 0..count {
-            let [target] = targets.of(key) else {
-                return Err(code::MALFORMED_CALL);
-            };
-            let size = target.bytes_mut().ok_or(code::UNREACHABLE_MEMORY)?.len();
-            self.push_buffer(target.address(), size);
-        }
-        Ok(())
-    }
-
-    /// An address that fits this machine, as that of something with bytes was just seen to.
-    fn push_buffer(&mut self, address: u64, size: usize) {
-        self.buffers
-            .push(ptr::with_exposed_provenance_mut(address as usize));
-        self.sizes.push(size);
     }
 }
 
@@ -181,9 +106,10 @@ impl Client {
         self.with_lists(|lists| {
             lists.push_keys(keys)?;
             lists.push_sources(keys.len(), sources)?;
+            lists.part_twins(keys);
             let call = self.symbols().batch_put_from;
             let mut failure = None;
-            for part in parts(keys.len()) {
+            for part in parts(lists.keys.len()) {
                 let end = part.end;
                 lists.codes.resize(end, failure.unwrap_or(codes::UNTOUCHED));
                 let (Some(keys), Some(buffers), Some(sizes), Some(codes)) = (
@@ -218,6 +144,7 @@ impl Client {
                 }
             }
             out.extend(lists.codes.iter().map(|&answer| codes::put(answer)));
+            lists.join_twins(out, |_, first| first);
             Ok(())
         })
     }
@@ -231,9 +158,10 @@ impl Client {
         self.with_lists(|lists| {
             lists.push_keys(keys)?;
             lists.push_targets(keys.len(), targets)?;
+            lists.part_twins(keys);
             let call = self.symbols().batch_get_into;
             let mut failure = None;
-            for part in parts(keys.len()) {
+            for part in parts(lists.keys.len()) {
                 let (start, end) = (part.start, part.end);
                 let untouched = failure.unwrap_or(codes::UNTOUCHED);
                 lists.landed.resize(end, i64::from(untouched));
@@ -275,6 +203,7 @@ impl Client {
                     out.push(outcome);
                 }
             }
+            lists.join_twins(out, |twin, first| lists.copy_landed(twin, first));
             Ok(())
         })
     }

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use parking_lot::Mutex;
 
-use super::calls::Lists;
 use super::library::Library;
+use super::lists::Lists;
 use super::signals::{apart, start_apart};
 use super::symbols::Symbols;
 use crate::error::Result;

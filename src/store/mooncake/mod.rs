@@ -6,8 +6,8 @@
 //!
 //! `symbols` finds the functions; `signals`, `watcher` and `waits` keep the host's signals and its
 //! environment its own, by `bindings` where the library leaves no other way; `address` finds the
-//! master and our own name, `setup` connects; `calls` makes the calls, and `codes` knows what their
-//! answers mean. What the library does to a process, and what is done about it, stands in
+//! master and our own name, `setup` connects; `lists` holds what a call passes, `calls` makes it, and `codes` knows
+//! what its answers mean. What the library does to a process, and what is done about it, stands in
 //! `docs/design/mooncake.md`.
 
 #![allow(
@@ -21,6 +21,7 @@ mod calls;
 mod client;
 mod codes;
 mod library;
+mod lists;
 mod setup;
 mod signals;
 mod symbols;

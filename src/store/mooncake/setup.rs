@@ -218,8 +218,8 @@ impl Setup {
 
     /// Makes a client and connects it, on this thread, which must end soon and has all signals blocked.
     fn connect(&self, library: &'static Library) -> Result<Client> {
-        if self.tenant.is_some() {
-            self.check_tenants(library)?;
+        if let Some(tenant) = &self.tenant {
+            self.check_tenants(library, tenant)?;
         }
         let client = self.client(library, self.segment, self.tenant.as_ref())?;
         tracing::info!(
@@ -278,27 +278,43 @@ impl Setup {
     }
 
     /// Refuses a master that takes tenants and does not keep them apart, as it does unless it was
-    /// told to: then it would say to a tenant that nobody registered that it does not know it.
-    fn check_tenants(&self, library: &'static Library) -> Result<()> {
+    /// told to: then it would say to a tenant that nobody registered that it does not know it. And
+    /// one that says so of ours: it would refuse every page.
+    fn check_tenants(&self, library: &'static Library, own: &CString) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default().as_nanos();
-        let stranger = format!("kvbridge-probe-{}-{now}", std::process::id());
-        let Ok(tenant) = CString::new(stranger.as_str()) else {
+        let key = format!("kvbridge-probe-{}-{now}", std::process::id());
+        let Ok(stranger) = CString::new(key.as_str()) else {
             bail!(PoolRefused, "tenant_id: no name for a probe");
         };
-        let client = self.client(library, 0, Some(&tenant))?;
+        if !self.is_unknown(library, &stranger, &key)? {
+            bail!(
+                PoolRefused,
+                "tenant_id is set, but the master at \"{}\" does not keep tenants apart: it was started without --enable_multi_tenants",
+                self.master_text
+            );
+        }
+        if self.is_unknown(library, own, &key)? {
+            bail!(
+                PoolRefused,
+                "tenant_id = {own:?} is not known to the master at \"{}\"",
+                self.master_text
+            );
+        }
+        Ok(())
+    }
+
+    /// Puts one byte for this tenant, and takes it out again.
+    fn is_unknown(&self, library: &'static Library, tenant: &CString, key: &str) -> Result<bool> {
+        let client = self.client(library, 0, Some(tenant))?;
         let store = Handle::new(Arc::new(client), calls::capabilities(true));
         let (mut keys, mut put, mut removed) = (Keys::new(), Vec::new(), Vec::new());
-        keys.push(stranger.as_bytes());
+        keys.push(key.as_bytes());
         let mut sources = [Source::from(&[0_u8][..])];
-        store.put(
-            &keys,
-            Pieces::one_each(&mut sources),
-            &PutOptions::default(),
-            &mut put,
-        );
+        let sources = Pieces::one_each(&mut sources);
+        store.put(&keys, sources, &PutOptions::default(), &mut put);
         match put[..] {
-            [PutOutcome::Failed(codes::UNKNOWN_TENANT)] => return Ok(()),
+            [PutOutcome::Failed(codes::UNKNOWN_TENANT)] => return Ok(true),
             [PutOutcome::Failed(code)] if codes::is_transport(code) => bail!(
                 PoolFailed,
                 "whether the master at \"{}\" keeps tenants apart is not known: it answered {code}",
@@ -307,11 +323,7 @@ impl Setup {
             [PutOutcome::Stored] => store.remove(&keys, true, &mut removed),
             _ => {}
         }
-        bail!(
-            PoolRefused,
-            "tenant_id is set, but the master at \"{}\" does not keep tenants apart: it was started without --enable_multi_tenants",
-            self.master_text
-        );
+        Ok(false)
     }
 }
 

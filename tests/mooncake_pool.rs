@@ -1,0 +1,514 @@
+//! The store "mooncake" with the real library against a real pool, each test in a process of its own
+//! with a pool of its own (`scripts/pool`). They run where `KVB_MOONCAKE_LIBRARY` is set:
+//! `eval "$(scripts/pool env)"`, or `scripts/test mooncake`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
+#![allow(unsafe_code, reason = "sets a signal, stops processes and forks")]
+
+mod process;
+mod rig;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use kvbridge::config::Config;
+use kvbridge::device::memory::{Source, Target};
+use kvbridge::engine::{DeviceChoice, Drafter, Engine, Serving};
+use kvbridge::error::Kind;
+use kvbridge::keys::Keys;
+use kvbridge::lane::Mode;
+use kvbridge::store::connection::Connection as Pool;
+use kvbridge::store::faulty::{Faulty, Script};
+use kvbridge::store::guarded::{Guarded, Settings};
+use kvbridge::store::mooncake::{Connection, Patience};
+use kvbridge::store::{
+    GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store, code,
+    conformance,
+};
+use kvbridge::sync::SystemClock;
+use process::{blocked, handlers};
+use rig::{Rig, Setup, T, prompt, two_groups};
+
+const LIBRARY: &str = "KVB_MOONCAKE_LIBRARY";
+
+// ---- pools and processes ----
+
+/// A pool that ends with this.
+struct Started(BTreeMap<String, String>);
+
+impl Started {
+    fn new(options: &[&str]) -> Self {
+        let output = scripts_pool(&[&["start"], options].concat());
+        let lines = output.lines().filter_map(|line| line.split_once('='));
+        Self(
+            lines
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+        )
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        scripts_pool(&["stop", "--port", &self.0["KVB_POOL_PORT"]]);
+    }
+}
+
+fn scripts_pool(arguments: &[&str]) -> String {
+    let output = Command::new("scripts/pool")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:#?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs an ignored test of this file in a process of its own, with a pool of so many MiB.
+fn with_pool(segment: &str, test: &str) {
+    with_pool_of(&["--segment", segment], test);
+}
+
+fn with_pool_of(options: &[&str], test: &str) {
+    if env::var_os(LIBRARY).is_none() {
+        eprintln!("skipped: {LIBRARY} is not set");
+        return;
+    }
+    let pool = Started::new(options);
+    let loopback = concat!(env!("CARGO_MANIFEST_DIR"), "/build/pool/loopback.so");
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .envs(&pool.0)
+        .env("LD_PRELOAD", loopback)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let passed = text.contains("test result: ok. 1 passed");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && passed,
+        "{text}\n{errors}\n{}",
+        output.status
+    );
+}
+
+// ---- what the tests do with them ----
+
+fn master() -> String {
+    env::var("KVB_POOL_MASTER").unwrap()
+}
+
+/// `more`: further members, each with a comma behind it.
+fn config_for(master: &str, more: &str) -> Config {
+    let text = format!(
+        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "protocol": "tcp",
+            "kvbridge": {{"library": "{}"}}}}"#,
+        env::var(LIBRARY).unwrap()
+    );
+    Config::from_json(text.as_bytes()).unwrap()
+}
+
+const NOTHING_LENT: &str = r#""global_segment_size": 0,"#;
+
+fn open(more: &str) -> Arc<Connection> {
+    let config = config_for(&master(), more);
+    Connection::open(&config, Patience::new(&config)).unwrap()
+}
+
+fn engine() -> Engine {
+    Engine {
+        tokens_per_block: 16,
+        tp_rank: 0,
+        tp_size: 1,
+        pp_size: 1,
+        cp_size: 1,
+        ranks_on_node: 1,
+        attention_dp: false,
+        serving: Serving::Aggregated,
+        drafter: Drafter::None,
+        max_draft_len: None,
+        draft_shares_cache: false,
+        supplies_fences: false,
+        device: DeviceChoice::Host,
+    }
+}
+
+fn guarded(store: Arc<dyn Store>, patience: Duration) -> Arc<Guarded> {
+    let settings = Settings {
+        lookup: patience,
+        load: patience,
+        save: patience,
+        close: Duration::from_secs(60),
+        cooldown: Duration::ZERO,
+        bound: 2,
+        callers: 4,
+    };
+    let clock = Arc::new(SystemClock::new());
+    Guarded::start(store, settings, clock, &Mode::Threads).unwrap()
+}
+
+fn keys(count: usize) -> Keys {
+    let mut keys = Keys::new();
+    for number in 0..count {
+        keys.push(format!("pages/{number}").as_bytes());
+    }
+    keys
+}
+
+fn exist(store: &dyn Store, keys: &Keys) -> Vec<Presence> {
+    let mut out = Vec::new();
+    store.exist(keys, &mut out);
+    out
+}
+
+fn put(store: &dyn Store, keys: &Keys, bytes: &[u8]) -> Vec<PutOutcome> {
+    let mut sources = vec![Source::from(bytes); keys.len()];
+    let mut out = Vec::new();
+    let options = PutOptions::default();
+    store.put(keys, Pieces::one_each(&mut sources), &options, &mut out);
+    out
+}
+
+fn get(store: &dyn Store, keys: &Keys, size: usize) -> (Vec<GetOutcome>, Vec<u8>) {
+    let mut landing = vec![0_u8; size * keys.len()];
+    let mut targets: Vec<_> = landing.chunks_mut(size).map(Target::from).collect();
+    let mut out = Vec::new();
+    store.get(keys, Pieces::one_each(&mut targets), &mut out);
+    (out, landing)
+}
+
+fn remove(store: &dyn Store, keys: &Keys, force: bool) -> Vec<RemoveOutcome> {
+    let mut out = Vec::new();
+    store.remove(keys, force, &mut out);
+    out
+}
+
+// ---- the store ----
+
+#[test]
+fn a_real_pool_passes_the_suite() {
+    with_pool("64", "suite");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn suite() {
+    let connection = open(NOTHING_LENT);
+    conformance::check(&|| connection.handle().unwrap()).unwrap();
+    let long = Duration::from_secs(60);
+    conformance::check(&|| guarded(connection.handle().unwrap(), long)).unwrap();
+}
+
+#[test]
+fn what_one_client_stores_another_reads() {
+    with_pool("64", "two_clients");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn two_clients() {
+    // As a host opens it, by the configuration alone: the second one knows nothing of the first.
+    let config = config_for(&master(), NOTHING_LENT);
+    let pool = Pool::open(&config, &engine()).unwrap();
+    assert_eq!(pool.stats().unwrap_err().kind(), Kind::Unsupported);
+    let (writer, reader) = (pool.handle().unwrap(), open(NOTHING_LENT).handle().unwrap());
+    let (all, page) = (keys(200), vec![0xa5_u8; 4096]);
+    assert_eq!(exist(&*reader, &all), vec![Presence::Absent; 200]);
+    assert_eq!(put(&*writer, &all, &page), vec![PutOutcome::Stored; 200]);
+    assert_eq!(exist(&*reader, &all), vec![Presence::Present; 200]);
+    let (outcomes, landed) = get(&*reader, &all, page.len());
+    assert_eq!(outcomes, vec![GetOutcome::Landed(4096); 200]);
+    assert!(landed.chunks(page.len()).all(|it| it == page));
+    // The lookup leased them.
+    let one = keys(1);
+    assert_eq!(remove(&*writer, &one, false), [RemoveOutcome::Leased]);
+    assert_eq!(remove(&*writer, &one, true), [RemoveOutcome::Removed]);
+    assert_eq!(exist(&*reader, &one), [Presence::Absent]);
+    // A share keeps the client.
+    let shared = pool.share().unwrap();
+    drop(pool);
+    writer.close().unwrap();
+    let third = shared.handle().unwrap();
+    assert_eq!(third.health(), Health::Up);
+    assert_eq!(exist(&*third, &one), [Presence::Absent]);
+    third.close().unwrap();
+    reader.close().unwrap();
+}
+
+#[test]
+fn one_engine_restores_what_another_one_published() {
+    with_pool("64", "two_engines");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn two_engines() {
+    let long = Duration::from_secs(60);
+    for scheme in ["kvb1", "trtllm"] {
+        let rig = || {
+            let setup = Setup {
+                scheme,
+                groups: two_groups(),
+                batch: 64,
+                ..Setup::default()
+            };
+            let store = guarded(open(NOTHING_LENT).handle().unwrap(), long);
+            let unused = rig::pool(1 << 16);
+            let faulty = Faulty::new(unused.clone(), Script::new());
+            Rig::with(setup, unused, faulty, store)
+        };
+        let (mut writer, mut reader) = (rig(), rig());
+        let tokens = prompt(1, 8 * T);
+        writer.publish(1, &tokens[..5 * T]);
+        // Two requests with one prefix in one pass: the same pages, twice in a batch.
+        let mut longer = tokens.clone();
+        longer.extend(prompt(2, T));
+        assert_eq!(reader.admit(1, &tokens), 5 * T as u64);
+        assert_eq!(reader.admit(2, &longer), 5 * T as u64);
+        reader.pass(&[(1, 3 * T), (2, 4 * T)]);
+        reader.check(1);
+        reader.check(2);
+        reader.drain();
+        let stats = reader.stats();
+        assert_eq!(stats.failed_load_pages + stats.bad_seals, 0);
+        assert!(stats.loaded_pages > 0);
+        for mut rig in [writer, reader] {
+            rig.ranks[0].worker.shutdown(long).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_full_pool_has_no_space_and_what_it_lends_ends_with_its_lender() {
+    with_pool("0", "lending");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn lending() {
+    let without = open(NOTHING_LENT).handle().unwrap();
+    let (all, page) = (keys(40), vec![1_u8; 1 << 20]);
+    assert_eq!(put(&*without, &keys(1), &page), [PutOutcome::NoSpace]);
+    let lender = open(r#""global_segment_size": "16MiB","#).handle().unwrap();
+    let outcomes = put(&*without, &all, &page);
+    let stored = |it: &&PutOutcome| **it == PutOutcome::Stored;
+    let count = outcomes.iter().filter(stored).count();
+    assert!((1..40).contains(&count), "{outcomes:?}");
+    assert!(
+        outcomes
+            .iter()
+            .all(|it| matches!(it, PutOutcome::Stored | PutOutcome::NoSpace))
+    );
+    let one = keys(1);
+    assert_eq!(exist(&*without, &one), [Presence::Present]);
+    lender.close().unwrap();
+    assert_eq!(exist(&*without, &one), [Presence::Absent]);
+    without.close().unwrap();
+}
+
+#[test]
+fn a_master_that_ignores_tenants_is_refused() {
+    with_pool("16", "tenants");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn tenants() {
+    let config = config_for(
+        &master(),
+        r#""tenant_id": "acme", "global_segment_size": 0,"#,
+    );
+    let error = Connection::open(&config, Patience::new(&config)).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error.message().contains("does not keep tenants apart"),
+        "{error}"
+    );
+}
+
+#[test]
+fn tenants_that_the_master_knows_are_kept_apart() {
+    with_pool_of(&["--segment", "16", "--tenant", "acme"], "known_tenant");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn known_tenant() {
+    let store = open(r#""tenant_id": "acme", "global_segment_size": 0,"#)
+        .handle()
+        .unwrap();
+    let one = keys(1);
+    assert_eq!(put(&*store, &one, &[1; 64]), [PutOutcome::Stored]);
+    assert_eq!(get(&*store, &one, 64).0, [GetOutcome::Landed(64)]);
+    let others = open(NOTHING_LENT).handle().unwrap();
+    assert_eq!(exist(&*others, &one), [Presence::Absent]);
+    let config = config_for(
+        &master(),
+        r#""tenant_id": "evil", "global_segment_size": 0,"#,
+    );
+    let error = Connection::open(&config, Patience::new(&config)).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    assert!(
+        error
+            .message()
+            .starts_with("tenant_id = \"evil\" is not known"),
+        "{error}"
+    );
+    store.close().unwrap();
+}
+
+// ---- a pool that fails ----
+
+#[test]
+fn without_a_master_opening_fails_in_time_with_its_address() {
+    with_pool("0", "no_master");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn no_master() {
+    // Nobody listens any more.
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = gone.local_addr().unwrap().to_string();
+    drop(gone);
+    let config = config_for(&address, NOTHING_LENT);
+    let error = Connection::open(&config, Patience::new(&config)).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    assert!(error.message().contains(&address), "{error}");
+
+    // Somebody else does, and never answers: the library itself gives up, or is given up.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let config = config_for(&address, NOTHING_LENT);
+    let mut patience = Patience::new(&config);
+    let error = Connection::open(&config, patience).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolFailed);
+    assert!(error.message().contains(&address), "{error}");
+    patience.setup = Duration::ZERO;
+    let error = Connection::open(&config, patience).unwrap_err();
+    assert!(error.message().contains("after 0 ms"), "{error}");
+    // A pool that is there can be opened beside it, and the process ends with it still under way.
+    let store = open(NOTHING_LENT).handle().unwrap();
+    assert_eq!(exist(&*store, &keys(1)), [Presence::Absent]);
+}
+
+#[test]
+fn a_master_that_hangs_costs_bounded_time() {
+    with_pool("16", "master_hangs");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn master_hangs() {
+    let file = format!("{}/master.pid", env::var("KVB_POOL_LOGS").unwrap());
+    let numbers = fs::read_to_string(file).unwrap();
+    let pid: i32 = numbers.split(' ').next().unwrap().parse().unwrap();
+    let signal = |number| {
+        // SAFETY: the master of this test's pool.
+        assert_eq!(unsafe { libc::kill(pid, number) }, 0);
+    };
+    let connection = open(NOTHING_LENT);
+    let (store, one) = (connection.handle().unwrap(), keys(1));
+    assert_eq!(put(&*store, &one, &[1; 64]), [PutOutcome::Stored]);
+    signal(libc::SIGSTOP);
+    // The library's own wait is bounded: by itself it would be half a minute.
+    let before = Instant::now();
+    let answers = exist(&*store, &one);
+    let [Presence::Unknown(code)] = answers[..] else {
+        panic!("{answers:?}");
+    };
+    assert!(store.is_transport(code), "{code}");
+    assert!(before.elapsed() < Duration::from_secs(20));
+    let guard = guarded(connection.handle().unwrap(), Duration::from_millis(50));
+    assert_eq!(exist(&*guard, &one), [Presence::Unknown(code::DEADLINE)]);
+    let error = Connection::open(
+        &config_for(&master(), NOTHING_LENT),
+        Patience {
+            master: Duration::from_secs(5),
+            setup: Duration::from_millis(10),
+        },
+    );
+    assert_eq!(error.unwrap_err().kind(), Kind::PoolFailed);
+    signal(libc::SIGCONT);
+    // The same client works again, by itself.
+    let found = (0..100).any(|_| exist(&*store, &one) == [Presence::Present]);
+    assert!(found);
+}
+
+// ---- the process ----
+
+#[test]
+fn opening_changes_nothing_of_the_hosts() {
+    with_pool("16", "untouched_process");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn untouched_process() {
+    // SAFETY: a choice of the host's that differs from what Rust sets, and what the library does.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let environment = || env::vars_os().collect::<Vec<_>>();
+    let before = (handlers(), blocked(), environment());
+    let file = env::temp_dir().join(format!("kvb-stdout-{}", std::process::id()));
+    let kept = fs::File::create(&file).unwrap();
+    // SAFETY: this process' own standard output, for a while.
+    let stdout = unsafe {
+        let stdout = libc::dup(1);
+        libc::dup2(kept.as_raw_fd(), 1);
+        stdout
+    };
+    let connection = open(r#""global_segment_size": "16MiB","#);
+    let store = connection.handle().unwrap();
+    let after = (handlers(), blocked(), environment());
+    assert_eq!(put(&*store, &keys(4), &[1; 64]), [PutOutcome::Stored; 4]);
+    assert_eq!(get(&*store, &keys(4), 64).0, [GetOutcome::Landed(64); 4]);
+    drop(connection);
+    store.close().unwrap();
+    let at_end = (handlers(), blocked(), environment());
+    // SAFETY: as above.
+    unsafe { libc::dup2(stdout, 1) };
+    assert_eq!(before, after);
+    assert_eq!(before, at_end);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "");
+    fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn a_forked_process_is_refused_and_its_parent_goes_on() {
+    with_pool("16", "forked_process");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn forked_process() {
+    let connection = open(NOTHING_LENT);
+    let store = connection.handle().unwrap();
+    let one = keys(1);
+    assert_eq!(put(&*store, &one, &[1; 64]), [PutOutcome::Stored]);
+    // SAFETY: the child makes calls that are refused at once, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let config = config_for(&master(), NOTHING_LENT);
+        let again = Connection::open(&config, Patience::new(&config));
+        let right = exist(&*store, &one) == [Presence::Unknown(code::FORKED)]
+            && connection.handle().is_err()
+            && again.is_err_and(|error| error.kind() == Kind::PoolRefused);
+        drop((store, connection));
+        // SAFETY: ends the child without what its parent has set up for its own end.
+        unsafe { libc::_exit(if right { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child of above.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    assert_eq!(exist(&*store, &one), [Presence::Present]);
+    assert_eq!(get(&*store, &one, 64).0, [GetOutcome::Landed(64)]);
+    drop(connection);
+    store.close().unwrap();
+}

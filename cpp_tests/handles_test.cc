@@ -1,4 +1,7 @@
 /* Handles, and one prompt's way through all of them. */
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -155,6 +158,38 @@ TEST(Handles, OfAnotherTypeAreRefused) {
   kvb_metadata_free(reinterpret_cast<kvb_metadata*>(layout.get()));
   EXPECT_NE(kvb::last_error().find("is no live kvb_metadata"), std::string::npos);
   EXPECT_NO_THROW(layout.add_group(0, 0, "float16", "", {}));
+}
+
+/* A forked process has none of the threads: whatever is called there is refused, and nothing waits.
+ */
+TEST(Handles, OfTheProcessBeforeAForkAreRefused) {
+  Server server("handles.forked");
+  auto status_in_child = [&] {
+    kvb_stats stats{};
+    stats.struct_size = sizeof stats;
+    if (kvb_worker_stats(server.worker.get(), &stats) != KVB_BAD_STATE) return 1;
+    if (kvb::last_error().find("was forked from") == std::string::npos) return 2;
+    if (kvb_worker_shutdown(server.worker.get(), 60000) != KVB_BAD_STATE) return 3;
+    auto request = kvb::request(1, kvb::tokens(kPrompt));
+    uint64_t tokens = 0;
+    bool is_async = false;
+    if (kvb_scheduler_match(server.scheduler.get(), &request, 0, &tokens, &is_async) !=
+        KVB_BAD_STATE) {
+      return 4;
+    }
+    kvb_scheduler_free(server.scheduler.get());
+    kvb_worker_free(server.worker.get());
+    /* What has no threads works on. */
+    return kvb::Config::from_json(json("handles.child")).get() == nullptr ? 5 : 0;
+  };
+  pid_t child = fork();
+  if (child == 0) _exit(status_in_child());
+  ASSERT_GT(child, 0);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(server.worker.stats().lookups, 0u);
 }
 
 TEST(Handles, OutputsChangeOnlyOnSuccess) {

@@ -11,7 +11,7 @@
 //!
 //! | layer | modules | may use |
 //! | --- | --- | --- |
-//! | leaves | `catch`, `error`, `plant`, `sync` | nothing of ours |
+//! | leaves | `catch`, `error`, `fork`, `plant`, `sync` | nothing of ours |
 //! | pure | `config`, `engine`, `keys`, `layout`, `link`, `metadata`, `page`, `stats` | leaves, pure |
 //! | effects | `device`, `lane`, `node`, `staging`, `store` | leaves, pure, effects |
 //! | halves | `scheduler`, `worker` | all above, but not each other: they meet in [`link`] and [`metadata`] |
@@ -26,6 +26,7 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod ffi;
+mod fork;
 pub mod keys;
 pub mod lane;
 pub mod layout;

@@ -21,6 +21,7 @@ pub struct kvb_config {
 impl Noun for kvb_config {
     const TAG: u64 = u64::from_be_bytes(*b"kvbconfg");
     const NAME: &'static str = "kvb_config";
+    const LIVES_IN_ONE_PROCESS: bool = false;
     type Access = Shared;
     type Common = Arc<Config>;
     type Alone = ();

@@ -8,6 +8,7 @@
 
 use super::args::LOWEST;
 use crate::error::{Error, Kind, Result, bail};
+use crate::fork::Process;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,6 +19,8 @@ pub(super) trait Noun: Sized + 'static {
     const TAG: u64;
     /// The name of the type in C.
     const NAME: &'static str;
+    /// It has threads or a connection, which a forked process has not.
+    const LIVES_IN_ONE_PROCESS: bool;
     /// [`Shared`] or [`Exclusive`].
     type Access: Access;
     /// What several threads may use at once.
@@ -43,6 +46,7 @@ const FREED: u64 = u64::from_be_bytes(*b"kvbfreed");
 struct Handle<N: Noun> {
     tag: AtomicU64,
     poisoned: AtomicBool,
+    process: Process,
     /// The exclusive function that runs, for the text of `KVB_BUSY`.
     running: Mutex<&'static str>,
     common: N::Common,
@@ -54,6 +58,7 @@ pub(super) fn create<N: Noun>(common: N::Common, alone: N::Alone) -> *mut N {
     let handle = Box::new(Handle::<N> {
         tag: AtomicU64::new(N::TAG),
         poisoned: AtomicBool::new(false),
+        process: Process::this(),
         running: Mutex::new(""),
         common,
         alone: Mutex::new(alone),
@@ -91,6 +96,13 @@ unsafe fn behind<'a, N: Noun>(pointer: *const N, argument: &str) -> Result<&'a H
     }
     // SAFETY: the tag is the noun's own, so this is a handle that `create::<N>` made.
     let handle = unsafe { &*handle };
+    if handle.is_forked() {
+        bail!(
+            BadState,
+            "{argument} is of the process that this one was forked from, and can be used only there; open a {} after the fork",
+            N::NAME
+        );
+    }
     handle.check_poison(argument)?;
     Ok(handle)
 }
@@ -165,6 +177,8 @@ pub(super) unsafe fn free<N: Noun>(pointer: *mut N, argument: &str) -> Result<()
                 handle.running.lock()
             );
         }
+        // What stands behind it is the other process's to end: here it is left alone.
+        Err(error) if error.kind() == Kind::BadState => return Ok(()),
         Err(error) if error.kind() != Kind::Poisoned => return Err(error),
         Ok(handle) => handle.tag.store(FREED, Ordering::Relaxed),
         // SAFETY: poisoned is answered only for live handles of this noun.
@@ -178,6 +192,10 @@ pub(super) unsafe fn free<N: Noun>(pointer: *mut N, argument: &str) -> Result<()
 }
 
 impl<N: Noun> Handle<N> {
+    fn is_forked(&self) -> bool {
+        N::LIVES_IN_ONE_PROCESS && !self.process.is_this()
+    }
+
     fn check_poison(&self, argument: &str) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             bail!(
@@ -271,6 +289,7 @@ mod tests {
     impl Noun for Apple {
         const TAG: u64 = u64::from_be_bytes(*b"kvbapple");
         const NAME: &'static str = "kvb_apple";
+        const LIVES_IN_ONE_PROCESS: bool = true;
         type Access = Exclusive;
         type Common = Arc<()>;
         type Alone = u32;
@@ -280,6 +299,7 @@ mod tests {
     impl Noun for Pear {
         const TAG: u64 = u64::from_be_bytes(*b"kvb_pear");
         const NAME: &'static str = "kvb_pear";
+        const LIVES_IN_ONE_PROCESS: bool = false;
         type Access = Shared;
         type Common = u8;
         type Alone = ();

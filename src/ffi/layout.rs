@@ -19,6 +19,7 @@ pub struct kvb_layout {
 impl Noun for kvb_layout {
     const TAG: u64 = u64::from_be_bytes(*b"kvblayou");
     const NAME: &'static str = "kvb_layout";
+    const LIVES_IN_ONE_PROCESS: bool = false;
     type Access = Exclusive;
     type Common = ();
     type Alone = Layout;

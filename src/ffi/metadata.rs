@@ -20,6 +20,7 @@ pub struct kvb_metadata {
 impl Noun for kvb_metadata {
     const TAG: u64 = u64::from_be_bytes(*b"kvbmetad");
     const NAME: &'static str = "kvb_metadata";
+    const LIVES_IN_ONE_PROCESS: bool = false;
     type Access = Shared;
     type Common = Arc<Metadata>;
     type Alone = ();

@@ -24,6 +24,7 @@ pub struct kvb_scheduler {
 impl Noun for kvb_scheduler {
     const TAG: u64 = u64::from_be_bytes(*b"kvbsched");
     const NAME: &'static str = "kvb_scheduler";
+    const LIVES_IN_ONE_PROCESS: bool = true;
     type Access = Exclusive;
     type Common = ();
     type Alone = Leader;

@@ -32,6 +32,7 @@ pub struct kvb_store {
 impl Noun for kvb_store {
     const TAG: u64 = u64::from_be_bytes(*b"kvbstore");
     const NAME: &'static str = "kvb_store";
+    const LIVES_IN_ONE_PROCESS: bool = true;
     type Access = Shared;
     type Common = Opened;
     type Alone = ();

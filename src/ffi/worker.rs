@@ -34,6 +34,7 @@ pub struct kvb_worker {
 impl Noun for kvb_worker {
     const TAG: u64 = u64::from_be_bytes(*b"kvbworkr");
     const NAME: &'static str = "kvb_worker";
+    const LIVES_IN_ONE_PROCESS: bool = true;
     type Access = Exclusive;
     type Common = Handle;
     type Alone = Worker;

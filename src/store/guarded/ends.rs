@@ -9,13 +9,13 @@ use crate::error::{Result, bail};
 use crate::layout::Range;
 
 impl Guarded {
-    /// [`Store::register`] within `patience`. `Busy` if the pool had not answered by then: it may use the
+    /// [`Store::register`](crate::store::Store::register) within `patience`. `Busy` if the pool had not answered by then: it may use the
     /// range from any moment on, and the memory has to be kept. No breaker has a say.
     pub fn register_within(&self, range: Range, patience: Duration) -> Result<()> {
         self.registration(range, true, patience)
     }
 
-    /// [`Store::unregister`] within `patience`; `Busy` as for [`register_within`](Self::register_within).
+    /// [`Store::unregister`](crate::store::Store::unregister) within `patience`; `Busy` as for [`register_within`](Self::register_within).
     pub fn unregister_within(&self, range: Range, patience: Duration) -> Result<()> {
         self.registration(range, false, patience)
     }
@@ -53,7 +53,7 @@ impl Guarded {
         }
     }
 
-    /// [`Store::close`]; waits for calls inside the pool and for the pool itself, together `patience`, but for the
+    /// [`Store::close`](crate::store::Store::close); waits for calls inside the pool and for the pool itself, together `patience`, but for the
     /// pool itself at least `least`.
     pub fn close_within(&self, patience: Duration, least: Duration) -> Result<()> {
         let Some(lane) = &self.lane else {

@@ -1,0 +1,61 @@
+//! Whether this process was forked since a moment: threads do not survive that, and neither does what
+//! waits for one.
+
+#![allow(
+    unsafe_code,
+    reason = "the system calls a function of ours in a forked process"
+)]
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static FORKS: AtomicU64 = AtomicU64::new(0);
+static WATCH: Once = Once::new();
+
+/// The process, as long as nobody forks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(u64);
+
+impl Process {
+    /// This one.
+    pub(crate) fn this() -> Self {
+        WATCH.call_once(|| {
+            // SAFETY: the function is async-signal-safe and stays where it is: this library is never
+            // unloaded. Without memory for it nothing is watched, and forks go unseen.
+            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        });
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is still the one that runs this.
+    pub(crate) fn is_this(self) -> bool {
+        self.0 == FORKS.load(Ordering::Relaxed)
+    }
+}
+
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_another_process() {
+        let here = Process::this();
+        // SAFETY: the child calls only what is async-signal-safe.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let status = i32::from(here.is_this());
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(status) };
+        }
+        assert!(child > 0);
+        let mut status = -1;
+        // SAFETY: waits for the child, into a number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert!(here.is_this());
+    }
+}

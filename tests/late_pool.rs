@@ -15,11 +15,13 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kvbridge::error::Kind;
+use kvbridge::layout::Part;
 use kvbridge::scheduler::FinishReason;
 use kvbridge::store::code;
 use kvbridge::store::embedded::Pool;
 use kvbridge::store::faulty::{Action, Call, Faulty, Rule, Script, Which};
 use parking_lot::Mutex;
+use proptest::prelude::*;
 use rig::{LONG, Lines, Rig, Setup, T, pool, prompt, rule};
 
 /// Questions to the clock before a get or put of pages is begun and not made.
@@ -397,4 +399,144 @@ fn a_load_that_never_returns_costs_a_thread_and_not_the_engine() {
         std::thread::yield_now();
     }
     assert_eq!(pages(&rig, 7), before);
+}
+
+/// What happens around one request.
+#[derive(Debug, Clone)]
+struct Turn {
+    prompt: i32,
+    /// The clock jumps after so many questions, so that some call is late.
+    jump: Option<u32>,
+    /// The next get or put fails on the way.
+    unreachable: Option<bool>,
+    /// So many steps of what is pending, a late call among it, between load and save, and at the end.
+    steps: (usize, usize),
+    /// Which of the pending items is stepped.
+    order: Vec<usize>,
+    /// The breaker's cooldown passes.
+    cools: bool,
+    /// A page is evicted.
+    evicts: Option<usize>,
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let jump = prop_oneof![2 => Just(None), 3 => (0u32..24).prop_map(Some)];
+    let unreachable = prop_oneof![5 => Just(None), 1 => any::<bool>().prop_map(Some)];
+    let evicts = prop_oneof![4 => Just(None), 1 => (0usize..4).prop_map(Some)];
+    let order = prop::collection::vec(0usize..8, 1..8);
+    let steps = (0usize..4, 0usize..8);
+    let all = (
+        1i32..4,
+        jump,
+        unreachable,
+        steps,
+        order,
+        any::<bool>(),
+        evicts,
+    );
+    all.prop_map(
+        |(prompt, jump, unreachable, steps, order, cools, evicts)| Turn {
+            prompt,
+            jump,
+            unreachable,
+            steps,
+            order,
+            cools,
+            evicts,
+        },
+    )
+}
+
+fn step_some(rig: &Rig, turn: &Turn, count: usize) {
+    for number in 0..count {
+        let pending = rig.stepper.pending().len();
+        if pending == 0 {
+            return;
+        }
+        rig.stepper
+            .step(turn.order[number % turn.order.len()] % pending);
+    }
+}
+
+/// Serves one request; its pages are checked whatever the pool does.
+fn serve(rig: &mut Rig, id: u64, turn: &Turn) {
+    let tokens = prompt(turn.prompt, 4 * T + 1);
+    if let Some(block) = turn.evicts {
+        rig.evict(&tokens, block, (0, Part::Sharded), 0);
+    }
+    if let Some(gets) = turn.unreachable {
+        let call = if gets { Call::Get } else { Call::Put };
+        let number = rig.faulty.count(call).calls;
+        rig.script(vec![Rule {
+            at: number..number + 1,
+            ..unreachable(call)
+        }]);
+    }
+    if let Some(questions) = turn.jump {
+        rig.clock.jump_after(questions);
+    }
+    let offered = rig.admit(id, &tokens) as usize;
+    let parks = rig.parked.contains_key(&id);
+    let chunks = [(id, tokens.len() - offered)];
+    let metadata = rig.build(if parks { &[] } else { &chunks });
+    rig.bind(&metadata);
+    rig.start_load().unwrap();
+    let mut lost = !rig.ranks[0].worker.take_failed_loads().is_empty();
+    step_some(rig, turn, turn.steps.0);
+    if parks {
+        rig.wait_for_save();
+        rig.clock.calm();
+        rig.drain();
+        let polled = rig.poll_all(&[id]).unwrap();
+        assert_eq!(polled.loaded, [id]);
+        lost = !polled.failed.is_empty();
+        if !lost {
+            rig.pass(&chunks);
+        }
+    } else if !lost {
+        rig.forward(&chunks);
+        rig.wait_for_save();
+    }
+    if lost {
+        rig.reset(id);
+        rig.allocate_fresh(id, &tokens);
+        rig.pass(&[(id, tokens.len())]);
+    }
+    rig.check(id);
+    step_some(rig, turn, turn.steps.1);
+    rig.check(id);
+    rig.finish(id, FinishReason::Ended);
+    rig.poll();
+    rig.clock.calm();
+    if turn.cools {
+        rig.clock.advance(LONG);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Whatever is late, fails or is evicted, and whenever late calls return: every page that a request has is
+    /// its own, every request is told, and what the pool holds in the end is right.
+    #[test]
+    fn no_order_of_late_calls_serves_a_wrong_page(
+        turns in prop::collection::vec(turn(), 1..12), async_load in any::<bool>(),
+    ) {
+        let setup = Setup { async_load, batch: 2, ..Setup::default() };
+        let mut rig = late(setup, pool(1 << 22));
+        for (id, turn) in (1..).zip(&turns) {
+            serve(&mut rig, id, turn);
+        }
+        rig.script(Script::new());
+        rig.drain();
+        rig.poll();
+        prop_assert!(rig.ending.is_empty());
+        let mut reader = Rig::on(Setup::default(), Arc::clone(&rig.pool));
+        for kind in 1..4 {
+            let tokens = prompt(kind, 4 * T + 1);
+            let offered = reader.admit(kind as u64, &tokens) as usize;
+            reader.pass(&[(kind as u64, tokens.len() - offered)]);
+            reader.check(kind as u64);
+            prop_assert_eq!(reader.ranks[0].worker.take_failed_loads(), &[] as &[u64]);
+        }
+    }
 }

@@ -27,6 +27,11 @@ impl Jumping {
     pub fn jump_after(&self, questions: u32) {
         *self.left.lock() = Some(questions);
     }
+
+    /// No jump that was asked for happens any more.
+    pub fn calm(&self) {
+        *self.left.lock() = None;
+    }
 }
 
 impl Clock for Jumping {

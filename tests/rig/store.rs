@@ -192,6 +192,13 @@ impl Rig {
         assert_eq!(out, [RemoveOutcome::Removed]);
     }
 
+    /// Removes one page from the pool, if it is there.
+    pub fn evict(&self, tokens: &[i32], block: usize, kind: (usize, Part), rank: u32) {
+        let mut keys = Keys::new();
+        keys.push(&self.key(tokens, block, kind, rank));
+        self.pool.remove(&keys, true, &mut Vec::new());
+    }
+
     /// Number of objects in the pool.
     pub fn stored(&self) -> u64 {
         self.pool.stats().unwrap().objects

@@ -292,6 +292,7 @@ fn every_function_is_in_a_guide() {
     let guides = [
         "faults",
         "integration",
+        "lending",
         "ownership",
         "threads",
         "troubleshooting",

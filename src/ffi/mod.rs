@@ -17,6 +17,7 @@ pub mod config;
 pub mod explain;
 pub mod fence;
 pub mod global;
+pub mod host;
 pub mod keys;
 pub mod layout;
 pub mod log;

@@ -65,7 +65,7 @@ pub struct kvb_declarations {
 unsafe impl Growable for kvb_declarations {}
 
 /// Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
-/// of `store_or_null`.
+/// of `store_or_null`, which the store kind "host" needs.
 ///
 /// Threads: any. Blocks: while the pool is opened; the embedded one does not.
 /// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn kvb_worker_new(
             let pool: Arc<dyn Store> = match store {
                 // A handle of its own, since a worker closes what it has when it shuts down.
                 Some(store) => store.handle()?,
-                None => Connection::open(config, &engine)?.handle()?,
+                None => Connection::open(config, &engine, None)?.handle()?,
             };
             Worker::new(config, &engine, pool, &Mode::Threads)
         })?;

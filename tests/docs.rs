@@ -252,6 +252,10 @@ fn documents_and_comments_name_only_what_the_header_has() {
             "kvbridge.hpp".to_owned(),
             read("include/kvbridge/kvbridge.hpp"),
         ),
+        (
+            "kvbridge_mooncake.hpp".to_owned(),
+            read("include/kvbridge/kvbridge_mooncake.hpp"),
+        ),
     ];
     for path in documents() {
         texts.push((

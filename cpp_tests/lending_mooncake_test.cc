@@ -207,6 +207,45 @@ TEST(LendingMooncake, SoftPinsAndGroupsBecomeFieldsOfItsOptions) {
   EXPECT_FALSE(client->puts[1].group_ids.has_value());
 }
 
+TEST(LendingMooncake, NoCallHasMoreTransfersThanAPeerTakes) {
+  auto client = std::make_shared<Client<ReplicateConfig>>();
+  kvb::detail::LentMooncake<Client<ReplicateConfig>, ReplicateConfig> lent(client, {});
+  auto table = lent.table(false);
+  /* 4 keys with 500, 500, 100 and 1,024 pieces of one byte. */
+  std::string bytes(2124, '-'), landed(2124, ' ');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>('a' + i % 23);
+  std::vector<size_t> ends = {500, 1000, 1100, 2124};
+  Stored names({"a", "b", "c", "d"});
+  std::vector<kvb_bytes> groups = {kvb::bytes("g"), kvb::bytes("h"), kvb::bytes("i"),
+                                   kvb::bytes("j")};
+  std::vector<int32_t> outcomes(4, KVB_STORE_NO_ANSWER);
+  std::vector<uint64_t> sizes(4);
+  auto call = [&](kvb_store_batch_function function, const std::string& memory) {
+    std::vector<kvb_piece> pieces;
+    for (auto& byte : memory) pieces.push_back(kvb::piece(&byte, 1));
+    kvb_store_call it{};
+    it.struct_size = sizeof it;
+    it.count = 4;
+    it.keys = names.keys.data();
+    it.pieces = pieces.data();
+    it.piece_ends = ends.data();
+    it.outcomes = outcomes.data();
+    it.sizes = sizes.data();
+    it.groups = groups.data();
+    EXPECT_EQ(function(table.context, &it), 0);
+  };
+  call(table.put, bytes);
+  EXPECT_EQ(outcomes, (std::vector<int32_t>(4, KVB_PUT_STORED)));
+  ASSERT_EQ(client->puts.size(), 3u);
+  EXPECT_EQ(client->puts[0].group_ids, (Keys{"g", "h"}));
+  EXPECT_EQ(client->puts[1].group_ids, (Keys{"i"}));
+  EXPECT_EQ(client->puts[2].group_ids, (Keys{"j"}));
+  call(table.get, landed);
+  EXPECT_EQ(outcomes, (std::vector<int32_t>(4, KVB_GET_LANDED)));
+  EXPECT_EQ(sizes, (std::vector<uint64_t>{500, 500, 100, 1024}));
+  EXPECT_EQ(landed, bytes);
+}
+
 TEST(LendingMooncake, AnOlderClientIsRefusedWhatItCannotDo) {
   auto client = std::make_shared<Client<OldReplicateConfig>>();
   auto store = lend(client);

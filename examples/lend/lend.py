@@ -60,8 +60,8 @@ class Lent:
             unregister_memory=kvb.RangeFunction(_guarded(self._unregister)),
             health=kvb.HealthFunction(_guarded(self._health)),
             release=kvb.ReleaseFunction(self._release),
-            pieces_per_key=1024,
-            # Above some 2,000 transfers to one peer at once Mooncake loses that peer.
+            # One piece each: above some 2,000 transfers to one peer at once Mooncake loses that peer.
+            pieces_per_key=1,
             keys_per_call=1024,
             soft_pin_ttl=soft_pin,
             groups=groups,

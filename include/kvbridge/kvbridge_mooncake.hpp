@@ -52,9 +52,8 @@ class LentMooncake {
     it.unregister_memory = unregister_memory;
     it.health = health;
     it.release = release;
-    it.pieces_per_key = 1024;
-    /* Transfers to one peer at once: above some 2,000 Mooncake 0.3.13 loses that peer. */
-    it.keys_per_call = 1024;
+    it.pieces_per_key = kTransfers;
+    it.keys_per_call = kTransfers;
     it.soft_pin_ttl = HasSoftPin<Replicate>::value;
     it.groups = HasGroups<Replicate>::value;
     it.tenant = tenant;
@@ -62,26 +61,44 @@ class LentMooncake {
   }
 
  private:
+  /** Transfers at once: above some 2,000 to one peer Mooncake 0.3.13 loses that peer for good. */
+  static constexpr uint32_t kTransfers = 1024;
+
   static LentMooncake& of(void* context) { return *static_cast<LentMooncake*>(context); }
 
   static std::string text(const kvb_bytes& it) {
     return {reinterpret_cast<const char*>(it.data), it.size};
   }
-  static std::vector<std::string> keys(const kvb_store_call& call) {
+  static std::vector<std::string> texts(const kvb_bytes* list, size_t first, size_t end) {
     std::vector<std::string> all;
-    all.reserve(call.count);
-    for (size_t i = 0; i < call.count; ++i) all.push_back(text(call.keys[i]));
+    all.reserve(end - first);
+    for (size_t i = first; i < end; ++i) all.push_back(text(list[i]));
     return all;
   }
 
-  /** The pieces of each key as Mooncake takes them. */
+  /** Calls part(first, end) for keys with no more pieces together than there may be transfers. */
+  template <typename Part>
+  static int32_t in_parts(const kvb_store_call& call, Part part) {
+    for (size_t first = 0, end = 0, pieces = 0; first < call.count; first = end) {
+      for (end = first + 1; end < call.count; ++end)
+        if (call.piece_ends[end] - pieces > kTransfers) break;
+      if (auto code = part(first, end)) return code;
+      pieces = call.piece_ends[end - 1];
+    }
+    return 0;
+  }
+
+  /** The pieces of some keys as Mooncake takes them. */
   struct Buffers {
-    explicit Buffers(const kvb_store_call& call) : addresses(call.count), sizes(call.count) {
-      for (size_t i = 0, at = 0; i < call.count; ++i)
+    Buffers(const kvb_store_call& call, size_t first, size_t end)
+        : addresses(end - first), sizes(end - first) {
+      size_t at = first == 0 ? 0 : call.piece_ends[first - 1];
+      for (size_t i = first; i < end; ++i)
         for (; at < call.piece_ends[i]; ++at) {
           const auto& piece = call.pieces[at];
-          addresses[i].push_back(reinterpret_cast<void*>(static_cast<uintptr_t>(piece.address)));
-          sizes[i].push_back(static_cast<size_t>(piece.size));
+          auto address = reinterpret_cast<void*>(static_cast<uintptr_t>(piece.address));
+          addresses[i - first].push_back(address);
+          sizes[i - first].push_back(static_cast<size_t>(piece.size));
         }
     }
     uint64_t bytes(size_t key) const {
@@ -107,75 +124,72 @@ class LentMooncake {
     }
   }
 
-  /** Writes an outcome per answer. A list of another length is what a client that is not set up
-   * has. */
+  /** Writes an outcome per answer, from key `first` on. A list of another length is what a client
+   * that is not set up has. */
   template <typename Answers, typename Outcome>
-  static int32_t answer(const kvb_store_call& call, const Answers& answers, Outcome outcome) {
-    if (answers.size() != call.count) return -600;
-    for (size_t i = 0; i < call.count; ++i) call.outcomes[i] = outcome(i, answers[i]);
+  static int32_t answer(const kvb_store_call& call, size_t first, size_t end,
+                        const Answers& answers, Outcome outcome) {
+    if (answers.size() != end - first) return -600; /* INVALID_PARAMS */
+    for (size_t i = first; i < end; ++i) call.outcomes[i] = outcome(i, answers[i - first]);
     return 0;
   }
 
   static int32_t exist(void* context, const kvb_store_call* call) {
-    return answer(*call, of(context).client_->batchIsExist(keys(*call)), [](size_t, int64_t it) {
-      return it == 0 || it == 1 ? int32_t(it) : failure(it);
+    auto answers = of(context).client_->batchIsExist(texts(call->keys, 0, call->count));
+    return answer(*call, 0, call->count, answers, [](size_t, int64_t it) {
+      return it == 0 || it == 1 ? static_cast<int32_t>(it) : failure(it);
     });
   }
 
+  static int32_t put_outcome(int64_t code) {
+    switch (code) {
+      case 0:
+        return KVB_PUT_STORED;
+      case -200: /* NO_AVAILABLE_HANDLE */
+        return KVB_PUT_NO_SPACE;
+      case -705: /* OBJECT_ALREADY_EXISTS */
+        return KVB_PUT_ALREADY_THERE;
+      default:
+        return failure(code);
+    }
+  }
+
   static int32_t put(void* context, const kvb_store_call* call) {
-    auto& self = of(context);
-    auto replicate = self.replicate_;
-    if constexpr (HasSoftPin<Replicate>::value) {
-      if (call->soft_pin_ttl_ms > 0) {
-        using Action = decltype(replicate.soft_pin_action);
-        replicate.soft_pin_action = Action::ENABLE;
-        replicate.soft_pin_ttl_ms = call->soft_pin_ttl_ms;
+    return in_parts(*call, [&](size_t first, size_t end) {
+      auto& self = of(context);
+      auto replicate = self.replicate_;
+      if constexpr (HasSoftPin<Replicate>::value) {
+        if (call->soft_pin_ttl_ms > 0) {
+          using Action = decltype(replicate.soft_pin_action);
+          replicate.soft_pin_action = Action::ENABLE;
+          replicate.soft_pin_ttl_ms = call->soft_pin_ttl_ms;
+        }
       }
-    }
-    if constexpr (HasGroups<Replicate>::value) {
-      if (call->groups != nullptr) {
-        std::vector<std::string> groups;
-        for (size_t i = 0; i < call->count; ++i) groups.push_back(text(call->groups[i]));
-        replicate.group_ids = std::move(groups);
+      if constexpr (HasGroups<Replicate>::value) {
+        if (call->groups != nullptr) replicate.group_ids = texts(call->groups, first, end);
       }
-    }
-    Buffers buffers(*call);
-    return answer(*call,
-                  self.client_->batch_put_from_multi_buffers(keys(*call), buffers.addresses,
-                                                             buffers.sizes, replicate),
-                  [](size_t, int64_t it) -> int32_t {
-                    switch (it) {
-                      case 0:
-                        return KVB_PUT_STORED;
-                      case -200:
-                        return KVB_PUT_NO_SPACE; /* NO_AVAILABLE_HANDLE */
-                      case -705:
-                        return KVB_PUT_ALREADY_THERE; /* OBJECT_ALREADY_EXISTS */
-                      default:
-                        return failure(it);
-                    }
-                  });
+      Buffers buffers(*call, first, end);
+      auto codes = self.client_->batch_put_from_multi_buffers(
+          texts(call->keys, first, end), buffers.addresses, buffers.sizes, replicate);
+      return answer(*call, first, end, codes, [](size_t, int64_t it) { return put_outcome(it); });
+    });
   }
 
   static int32_t get(void* context, const kvb_store_call* call) {
-    Buffers buffers(*call);
-    return answer(*call,
-                  of(context).client_->batch_get_into_multi_buffers(keys(*call), buffers.addresses,
-                                                                    buffers.sizes, false),
-                  [&](size_t key, int64_t it) -> int32_t {
-                    switch (it) {
-                      case -703: /* REPLICA_IS_NOT_READY */
-                      case -704: /* OBJECT_NOT_FOUND */
-                        return KVB_GET_MISSING;
-                      default:
-                        break;
-                    }
-                    if (it < 0) return failure(it);
-                    /* A smaller object was read into a part of the buffers. */
-                    if (static_cast<uint64_t>(it) != buffers.bytes(key)) return KVB_GET_FAILED;
-                    call->sizes[key] = static_cast<uint64_t>(it);
-                    return KVB_GET_LANDED;
-                  });
+    return in_parts(*call, [&](size_t first, size_t end) {
+      Buffers buffers(*call, first, end);
+      auto landed = of(context).client_->batch_get_into_multi_buffers(
+          texts(call->keys, first, end), buffers.addresses, buffers.sizes, false);
+      return answer(*call, first, end, landed, [&](size_t key, int64_t it) -> int32_t {
+        /* REPLICA_IS_NOT_READY, OBJECT_NOT_FOUND */
+        if (it == -703 || it == -704) return KVB_GET_MISSING;
+        if (it < 0) return failure(it);
+        /* A smaller object was read into a part of the buffers. */
+        if (static_cast<uint64_t>(it) != buffers.bytes(key - first)) return KVB_GET_FAILED;
+        call->sizes[key] = static_cast<uint64_t>(it);
+        return KVB_GET_LANDED;
+      });
+    });
   }
 
   static int32_t remove(void* context, const kvb_store_call* call) {

@@ -13,9 +13,19 @@ type Answer<T> = Result<T, i32>;
 /// The code of a number that is no success: the host's own, or one that is made for it.
 pub(super) fn failure(number: i32) -> i32 {
     match number {
-        HOST_CODES..=-1 | code::UNREACHABLE | code::STILL_IN_USE | code::NO_ANSWER => number,
+        HOST_CODES..=-1 => number,
+        named if is_transport(named) => named,
         _ => code::HOST_FAILED,
     }
+}
+
+/// The pool, or a part of it, is away. Also what ended without an answer: a function that threw may
+/// have left transfers behind.
+pub(super) fn is_transport(code: i32) -> bool {
+    matches!(
+        code,
+        code::UNREACHABLE | code::STILL_IN_USE | code::NO_ANSWER
+    )
 }
 
 /// As [`failure`], for a key: there a number without meaning is a defect.

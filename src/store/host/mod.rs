@@ -534,12 +534,8 @@ impl Store for Handle {
         }
     }
 
-    /// Also what ended without an answer: a function that threw may have left transfers behind.
     fn is_transport(&self, code: i32) -> bool {
-        matches!(
-            code,
-            code::UNREACHABLE | code::STILL_IN_USE | code::NO_ANSWER
-        )
+        answers::is_transport(code)
     }
 
     fn close(&self) -> Result<()> {

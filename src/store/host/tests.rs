@@ -291,7 +291,7 @@ fn trouble_is_told_once_until_it_ends() {
         for step in [0, 0, 1, 9, 9, 1, 9, 2, 9, 3] {
             mode.store(step, Ordering::Relaxed);
             let options = PutOptions {
-                soft_pin_ttl: (step == 1).then_some(Duration::from_secs(1)),
+                soft_pin_ttl: (step < 2).then_some(Duration::from_secs(1)),
                 ..PutOptions::default()
             };
             let mut sources: Vec<_> = bytes.chunks(1).map(Source::from).collect();

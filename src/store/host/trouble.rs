@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::answers::failure;
+use super::answers::{failure, is_transport};
 use crate::store::code;
 
 /// What one batch had to say.
@@ -13,6 +13,8 @@ pub(super) struct Report {
     keys: usize,
     failed: usize,
     soft_pin: bool,
+    /// Some key failed for want of the pool, and not by its answer.
+    lost: bool,
     /// The first thing that went wrong.
     text: Option<String>,
 }
@@ -24,6 +26,7 @@ impl Report {
             keys,
             failed: 0,
             soft_pin,
+            lost: false,
             text: None,
         }
     }
@@ -63,9 +66,10 @@ impl Report {
         });
     }
 
-    /// A key failed.
-    pub(super) fn failed(&mut self, _code: i32) {
+    /// A key failed with this code.
+    pub(super) fn failed(&mut self, code: i32) {
         self.failed += 1;
+        self.lost |= is_transport(code);
     }
 }
 
@@ -94,7 +98,7 @@ impl Trouble {
             return;
         }
         let text = report.text.as_deref().unwrap_or("no reason is known");
-        let hint = match report.soft_pin && failed == keys {
+        let hint = match report.soft_pin && !report.lost && failed == keys {
             true => {
                 "; nothing was stored under the soft pin: a soft_pin_ttl_ms above the maximum of the pool \
                  (24 h in Mooncake unless told) makes it refuse every put"

@@ -585,8 +585,8 @@ typedef struct kvb_store_call {
    */
   const kvb_piece *pieces;
   /**
-   * For put and get: key i has the pieces from piece_ends[i - 1] (0 for the first key) up to
-   * piece_ends[i]. An object is its pieces, one behind the other.
+   * For put and get: key i has the pieces from `piece_ends[i - 1]` (0 for the first key) up to
+   * `piece_ends[i]`. An object is its pieces, one behind the other.
    */
   const size_t *piece_ends;
   /**

@@ -41,8 +41,8 @@ pub struct kvb_store_call {
     /// For put and get: the pieces of all keys, one key behind the other. A put must not write to
     /// them.
     pub pieces: *const kvb_piece,
-    /// For put and get: key i has the pieces from piece_ends[i - 1] (0 for the first key) up to
-    /// piece_ends[i]. An object is its pieces, one behind the other.
+    /// For put and get: key i has the pieces from `piece_ends[i - 1]` (0 for the first key) up to
+    /// `piece_ends[i]`. An object is its pieces, one behind the other.
     pub piece_ends: *const usize,
     /// One per key, to be written: KVB_ABSENT or KVB_PRESENT, KVB_PUT_*, KVB_GET_*, KVB_REMOVE_*, or a
     /// negative code, one of the pool's own from -19999 to -1 or a KVB_STORE_*. Holds

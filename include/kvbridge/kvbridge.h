@@ -558,7 +558,7 @@ void kvb_layout_free(kvb_layout *layout);
  * An outcome or a return value: it failed, and the pool may still read or write the pieces. They are
  * never used again, and never freed. The library counts the pool as down.
  */
-#define KVB_STORE_STILL_IN_USE -20012
+#define KVB_STORE_STILL_IN_USE -20013
 
 /**
  * What kvb_store_call.outcomes holds before the call: a key that keeps it got no answer. It counts

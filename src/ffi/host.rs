@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub const KVB_STORE_UNREACHABLE: i32 = -20011;
 /// An outcome or a return value: it failed, and the pool may still read or write the pieces. They are
 /// never used again, and never freed. The library counts the pool as down.
-pub const KVB_STORE_STILL_IN_USE: i32 = -20012;
+pub const KVB_STORE_STILL_IN_USE: i32 = -20013;
 /// What kvb_store_call.outcomes holds before the call: a key that keeps it got no answer. It counts
 /// like KVB_STORE_STILL_IN_USE, and so does a function that throws.
 pub const KVB_STORE_NO_ANSWER: i32 = -20009;

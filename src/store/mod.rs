@@ -48,15 +48,15 @@ pub mod code {
     /// The pool, or the part of it that a key lies in, cannot be reached; it may still use the pieces.
     pub const UNREACHABLE: i32 = -20_011;
     /// The call failed, and the pool may still use its pieces.
-    pub const STILL_IN_USE: i32 = -20_012;
+    pub const STILL_IN_USE: i32 = -20_013;
     /// A function of the host said that it failed, and nothing more.
-    pub const HOST_FAILED: i32 = -20_013;
+    pub const HOST_FAILED: i32 = -20_014;
     /// The answer is none that may be given, or contradicts itself.
-    pub const BAD_ANSWER: i32 = -20_014;
+    pub const BAD_ANSWER: i32 = -20_015;
     /// The pool has no such call.
-    pub const UNSUPPORTED_CALL: i32 = -20_015;
+    pub const UNSUPPORTED_CALL: i32 = -20_016;
     /// A function of the host called, on the same thread, what would call it again.
-    pub const NESTED_CALL: i32 = -20_016;
+    pub const NESTED_CALL: i32 = -20_017;
 }
 
 /// Answer to "is this key in the pool?".

@@ -207,22 +207,24 @@ TEST(LendingMooncake, SoftPinsAndGroupsBecomeFieldsOfItsOptions) {
   EXPECT_FALSE(client->puts[1].group_ids.has_value());
 }
 
-TEST(LendingMooncake, NoCallHasMoreTransfersThanAPeerTakes) {
-  auto client = std::make_shared<Client<ReplicateConfig>>();
-  kvb::detail::LentMooncake<Client<ReplicateConfig>, ReplicateConfig> lent(client, {});
-  auto table = lent.table(false);
-  /* 4 keys with 500, 500, 100 and 1,024 pieces of one byte. */
-  std::string bytes(2124, '-'), landed(2124, ' ');
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>('a' + i % 23);
-  std::vector<size_t> ends = {500, 1000, 1100, 2124};
-  Stored names({"a", "b", "c", "d"});
+/* The functions of the table, called as the library does. */
+struct Direct {
+  std::shared_ptr<Client<ReplicateConfig>> client = std::make_shared<Client<ReplicateConfig>>();
+  kvb::detail::LentMooncake<Client<ReplicateConfig>, ReplicateConfig> lent{client, {}};
+  kvb_store_table table = lent.table(false);
+  Stored names{{"a", "b", "c", "d"}};
   std::vector<kvb_bytes> groups = {kvb::bytes("g"), kvb::bytes("h"), kvb::bytes("i"),
                                    kvb::bytes("j")};
-  std::vector<int32_t> outcomes(4, KVB_STORE_NO_ANSWER);
-  std::vector<uint64_t> sizes(4);
-  auto call = [&](kvb_store_batch_function function, const std::string& memory) {
+  std::vector<size_t> ends = {1, 2, 3, 4};
+  std::vector<uint64_t> sizes;
+
+  /* A piece per byte of `memory`. */
+  std::vector<int32_t> call(kvb_store_batch_function function, const std::string& memory,
+                            int32_t returned = 0) {
     std::vector<kvb_piece> pieces;
     for (auto& byte : memory) pieces.push_back(kvb::piece(&byte, 1));
+    std::vector<int32_t> outcomes(4, KVB_STORE_NO_ANSWER);
+    sizes.assign(4, 0);
     kvb_store_call it{};
     it.struct_size = sizeof it;
     it.count = 4;
@@ -232,18 +234,50 @@ TEST(LendingMooncake, NoCallHasMoreTransfersThanAPeerTakes) {
     it.outcomes = outcomes.data();
     it.sizes = sizes.data();
     it.groups = groups.data();
-    EXPECT_EQ(function(table.context, &it), 0);
-  };
-  call(table.put, bytes);
-  EXPECT_EQ(outcomes, (std::vector<int32_t>(4, KVB_PUT_STORED)));
-  ASSERT_EQ(client->puts.size(), 3u);
-  EXPECT_EQ(client->puts[0].group_ids, (Keys{"g", "h"}));
-  EXPECT_EQ(client->puts[1].group_ids, (Keys{"i"}));
-  EXPECT_EQ(client->puts[2].group_ids, (Keys{"j"}));
-  call(table.get, landed);
-  EXPECT_EQ(outcomes, (std::vector<int32_t>(4, KVB_GET_LANDED)));
-  EXPECT_EQ(sizes, (std::vector<uint64_t>{500, 500, 100, 1024}));
+    EXPECT_EQ(function(table.context, &it), returned);
+    return outcomes;
+  }
+};
+
+using List = std::vector<int32_t>;
+
+TEST(LendingMooncake, NoCallHasMoreTransfersThanAPeerTakes) {
+  Direct it;
+  /* 4 keys with 500, 500, 100 and 1,024 pieces of one byte. */
+  std::string bytes(2124, '-'), landed(2124, ' ');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>('a' + i % 23);
+  it.ends = {500, 1000, 1100, 2124};
+  EXPECT_EQ(it.call(it.table.put, bytes), List(4, KVB_PUT_STORED));
+  auto& puts = it.client->puts;
+  ASSERT_EQ(puts.size(), 3u);
+  EXPECT_EQ(puts[0].group_ids, (Keys{"g", "h"}));
+  EXPECT_EQ(puts[1].group_ids, (Keys{"i"}));
+  EXPECT_EQ(puts[2].group_ids, (Keys{"j"}));
+  EXPECT_EQ(it.call(it.table.get, landed), List(4, KVB_GET_LANDED));
+  EXPECT_EQ(it.sizes, (std::vector<uint64_t>{500, 500, 100, 1024}));
   EXPECT_EQ(landed, bytes);
+}
+
+TEST(LendingMooncake, CodesBecomeOutcomes) {
+  Direct it;
+  auto& codes = it.client->codes;
+  codes = {{"a", -200}, {"b", -705}, {"c", -600}, {"d", -800}};
+  EXPECT_EQ(it.call(it.table.put, "1234"),
+            (List{KVB_PUT_NO_SPACE, KVB_PUT_ALREADY_THERE, -600, KVB_STORE_UNREACHABLE}));
+  codes = {{"a", -704}, {"b", -703}, {"c", -707}, {"d", -900}};
+  EXPECT_EQ(it.call(it.table.get, "1234"),
+            (List{KVB_GET_MISSING, KVB_GET_MISSING, -707, KVB_STORE_UNREACHABLE}));
+  codes = {{"a", -704}, {"b", -706}, {"c", -1}};
+  EXPECT_EQ(it.call(it.table.remove, ""),
+            (List{KVB_REMOVE_MISSING, KVB_REMOVE_LEASED, -1, KVB_REMOVE_MISSING}));
+  codes = {{"a", -704}, {"b", -901}};
+  it.call(it.table.remove, "", KVB_STORE_UNREACHABLE);
+  codes = {{"a", -900}, {"b", -1}, {"c", 7}};
+  EXPECT_EQ(it.call(it.table.exist, ""), (List{KVB_STORE_UNREACHABLE, -1, 3, KVB_ABSENT}));
+  for (auto [health, code] : {std::pair{0, 0}, {1, -1}, {2, KVB_STORE_UNREACHABLE}}) {
+    it.client->health = health;
+    EXPECT_EQ(it.table.health(it.table.context), code);
+  }
 }
 
 TEST(LendingMooncake, AnOlderClientIsRefusedWhatItCannotDo) {
@@ -254,24 +288,6 @@ TEST(LendingMooncake, AnOlderClientIsRefusedWhatItCannotDo) {
   Stored other({"b"});
   EXPECT_EQ(store.put(other.keys, other.pieces, kvb::put_options(5))[0], KVB_PUT_FAILED);
   EXPECT_EQ(client->puts.size(), 1u);
-}
-
-TEST(LendingMooncake, CodesBecomeOutcomes) {
-  auto client = std::make_shared<Client<ReplicateConfig>>();
-  auto store = lend(client);
-  Stored it({"a", "b", "c", "d"});
-  client->codes = {{"a", -200}, {"b", -705}, {"c", -600}, {"d", -800}};
-  using List = std::vector<int32_t>;
-  EXPECT_EQ(store.put(it.keys, it.pieces),
-            (List{KVB_PUT_NO_SPACE, KVB_PUT_ALREADY_THERE, KVB_PUT_FAILED, KVB_PUT_FAILED}));
-  client->codes = {{"a", -704}, {"b", -703}, {"c", -707}, {"d", -900}};
-  EXPECT_EQ(store.get_into(it.keys, it.pieces).outcomes,
-            (List{KVB_GET_MISSING, KVB_GET_MISSING, KVB_GET_FAILED, KVB_GET_FAILED}));
-  client->codes = {{"a", -704}, {"b", -706}, {"c", -1}};
-  EXPECT_EQ(store.remove({it.keys.begin(), it.keys.begin() + 3}),
-            (List{KVB_REMOVE_MISSING, KVB_REMOVE_LEASED, KVB_REMOVE_FAILED}));
-  client->codes = {{"a", -900}, {"b", -1}};
-  EXPECT_EQ(store.exist(it.keys), (List{KVB_UNKNOWN, KVB_UNKNOWN, KVB_ABSENT, KVB_ABSENT}));
 }
 
 TEST(LendingMooncake, ObjectsOfAnotherSizeDoNotLand) {

@@ -176,8 +176,11 @@ pub unsafe extern "C" fn kvb_store_open(
                 (Some(table), Some(debt))
             }
         };
-        let connection = log::always(|| Connection::open(config, &engine, table))?;
-        let opened = Opened::new(connection, Vec::new())?;
+        // Threads that are started on the way speak to whoever sets the log later.
+        let opened = log::always(|| {
+            let connection = Connection::open(config, &engine, table)?;
+            Opened::new(connection, Vec::new())
+        })?;
         if let Some(debt) = debt {
             debt.owe();
         }
@@ -213,7 +216,7 @@ pub unsafe extern "C" fn kvb_store_wrap_faulty(
         let opened = store.common();
         let mut faults = opened.faults.clone();
         faults.push(Faults::from_json(script)?);
-        let wrapped = Opened::new(opened.connection.share()?, faults)?;
+        let wrapped = log::always(|| Opened::new(opened.connection.share()?, faults))?;
         out.write(handle::create(wrapped, ()));
         Ok(())
     })

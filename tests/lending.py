@@ -223,9 +223,9 @@ def a_full_pool_has_no_space(rig):
         # With a lease none of them makes room for the next.
         rig.present(keys)
     assert set(outcomes) == {kvb.PUT_STORED, kvb.PUT_NO_SPACE}, set(outcomes)
-    # Nobody reads what finds no room.
-    large = [(rig.pieces[0][0], (rig.pages + 1) * PAGE)]
-    assert rig.store.put(["large"], large) == [kvb.PUT_NO_SPACE]
+    large = c.create_string_buffer((rig.pages + 1) * PAGE)
+    piece = (c.addressof(large), len(large))
+    assert rig.store.put(["large"], [piece]) == [kvb.PUT_NO_SPACE]
     assert rig.warnings() == [], "a full pool is no trouble"
 
 

@@ -35,13 +35,14 @@ inline std::string json(const std::string& pool, const std::string& more = "",
 
 /* One server of a single rank, with its scheduler, a pool and what a test asks of them. */
 struct Rig {
-  /* With a script the worker's pool breaks by it, and `store` is what the pool really holds. */
+  /* With a script the worker's pool breaks by it, and `store` is what the pool really holds. With a
+   * table the pool is what that lends. */
   explicit Rig(const std::string& text, const std::string& number_format = "float16",
-               const std::string& script = "")
+               const std::string& script = "", const kvb_store_table* table = nullptr)
       : format(number_format),
         config(kvb::Config::from_json(text)),
         engine(kvb::engine(T)),
-        store(kvb::Store::open(config, engine)),
+        store(kvb::Store::open(config, engine, table)),
         faulty(store.wrap_faulty(script.empty() ? R"({"faults": []})" : script)),
         worker(kvb::Worker::open(config, engine, script.empty() ? store : faulty)),
         scheduler(kvb::Scheduler::beside(worker, config, engine)) {

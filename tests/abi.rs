@@ -3,14 +3,15 @@
 
 use kvbridge::ffi::explain::kvb_explanation;
 use kvbridge::ffi::fence::kvb_fence;
+use kvbridge::ffi::host::{kvb_store_call, kvb_store_table};
 use kvbridge::ffi::layout::{kvb_group, kvb_pool, kvb_region};
 use kvbridge::ffi::metadata::kvb_summary;
 use kvbridge::ffi::plain::{
-    kvb_bytes, kvb_engine, kvb_group_pages, kvb_ids, kvb_request, kvb_tokens,
+    kvb_bytes, kvb_engine, kvb_group_pages, kvb_ids, kvb_piece, kvb_request, kvb_tokens,
 };
 use kvbridge::ffi::scheduler::{kvb_accepted, kvb_pass, kvb_step};
 use kvbridge::ffi::stats::kvb_stats;
-use kvbridge::ffi::store::{kvb_piece, kvb_pool_stats, kvb_store_table};
+use kvbridge::ffi::store::{kvb_pool_stats, kvb_put_options};
 use kvbridge::ffi::worker::kvb_declarations;
 use std::fmt::Write;
 use std::mem::offset_of;
@@ -55,7 +56,15 @@ fn structs_are_laid_out_as_released() {
         kvb_pool_stats {
             struct_size capacity used_bytes objects evicted_objects refused_puts
         }
-        kvb_store_table { struct_size context }
+        kvb_store_table {
+            struct_size context exist put get remove register_memory unregister_memory health release
+            pieces_per_key keys_per_call soft_pin_ttl groups tenant device_memory serial
+        }
+        kvb_store_call {
+            struct_size force count keys pieces piece_ends outcomes sizes soft_pin_ttl_ms groups
+            tenant
+        }
+        kvb_put_options { struct_size soft_pin_ttl_ms groups group_count }
         kvb_declarations {
             struct_size supports_attention_dp reports_failed_loads requires_block_aligned_reuse
             drops_reuse_match_backoff supports_speculative_prefill supports_admission_query

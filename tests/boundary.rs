@@ -218,6 +218,31 @@ fn a_path_is_told_apart_from_no_path() {
     }
 }
 
+#[test]
+fn only_a_pool_of_the_host_takes_a_table() {
+    let _alone = alone();
+    let library = Library::get();
+    let world = World::new("");
+    let mut arena = Arena::new();
+    let function = library.function("kvb_store_open");
+    let mut arguments = world.arguments(function, &mut arena);
+    library.must(&function.name, &arguments);
+    release(function, &arguments);
+    let host = World::new("kvb_store_open");
+    let table = host.arguments(function, &mut arena)[2];
+    arguments[2] = table;
+    assert_eq!(library.call(&function.name, &arguments), 1);
+    let expected = "kvb_store_open: table: kvbridge.store is \"embedded\"";
+    assert!(last_error().starts_with(expected), "{}", last_error());
+    // And its workers are made on a store.
+    let function = library.function("kvb_worker_new");
+    let mut arguments = host.arguments(function, &mut arena);
+    arguments[2] = 0;
+    assert_eq!(library.call(&function.name, &arguments), 1);
+    let expected = "kvb_worker_new: the store \"host\" needs a table";
+    assert!(last_error().starts_with(expected), "{}", last_error());
+}
+
 /// Functions that answer KVB_CLOSED for good after a shutdown.
 const CLOSED: [&str; 3] = [
     "kvb_worker_register_layout",

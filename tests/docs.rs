@@ -252,6 +252,10 @@ fn documents_and_comments_name_only_what_the_header_has() {
             "kvbridge.hpp".to_owned(),
             read("include/kvbridge/kvbridge.hpp"),
         ),
+        (
+            "kvbridge_mooncake.hpp".to_owned(),
+            read("include/kvbridge/kvbridge_mooncake.hpp"),
+        ),
     ];
     for path in documents() {
         texts.push((
@@ -292,6 +296,7 @@ fn every_function_is_in_a_guide() {
     let guides = [
         "faults",
         "integration",
+        "lending",
         "ownership",
         "threads",
         "troubleshooting",

@@ -65,6 +65,7 @@ const TABLE: &[&str] = &[
     "kvb_scheduler_release_reservation",
     "kvb_worker_explain",
     "kvb_store_wrap_faulty",
+    "kvb_store_put_with_options",
 ];
 const ENTRY: &str = "kvb_plugin_entry";
 

@@ -13,6 +13,7 @@ const PARTS: &[(&str, &str)] = &[
     ("plain", "plain data that several nouns share"),
     ("config", "configuration"),
     ("layout", "cache layout"),
+    ("host", "a pool behind functions of the host"),
     (
         "store",
         "a pool by itself: for tools and tests, engines need only the worker",

@@ -144,6 +144,7 @@ fn guarded(store: Arc<dyn Store>, patience: Duration) -> Arc<Guarded> {
         lookup: patience,
         load: patience,
         save: patience,
+        registration: patience,
         close: Duration::from_secs(60),
         cooldown: Duration::ZERO,
         bound: 2,
@@ -215,7 +216,7 @@ fn what_one_client_stores_another_reads() {
 fn two_clients() {
     // As a host opens it, by the configuration alone: the second one knows nothing of the first.
     let config = config_for(&master(), NOTHING_LENT);
-    let pool = Pool::open(&config, &engine()).unwrap();
+    let pool = Pool::open(&config, &engine(), None).unwrap();
     assert_eq!(pool.stats().unwrap_err().kind(), Kind::Unsupported);
     let (writer, reader) = (pool.handle().unwrap(), open(NOTHING_LENT).handle().unwrap());
     let (all, page) = (keys(200), vec![0xa5_u8; 4096]);

@@ -319,6 +319,7 @@ fn the_suite_of_all_stores() {
             lookup: patience,
             load: patience,
             save: patience,
+            registration: patience,
             close: patience,
             cooldown: patience,
             bound: 2,

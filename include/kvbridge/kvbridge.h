@@ -256,6 +256,14 @@ typedef struct kvb_bytes {
   size_t size;
 } kvb_bytes;
 
+/** A piece of host memory. */
+typedef struct kvb_piece {
+  /** Its address; ignored when the size is 0. */
+  uint64_t address;
+  /** Its size in bytes. */
+  uint64_t size;
+} kvb_piece;
+
 /**
  * Borrowed token ids in the width that the engine has them. Equal values mean the same tokens in
  * both.
@@ -537,6 +545,141 @@ kvb_status kvb_layout_add_pool(kvb_layout *layout,
 /** Frees a layout; workers that registered it have their copy. NULL is fine. */
 void kvb_layout_free(kvb_layout *layout);
 
+/* ==== a pool behind functions of the host ==== */
+
+/**
+ * An outcome or a return value of a function of kvb_store_table: the pool, or the part of it that
+ * holds the key, cannot be reached. The library counts the pool as down, and the pieces of a get
+ * or put as still in use.
+ */
+#define KVB_STORE_UNREACHABLE -20011
+
+/**
+ * An outcome or a return value: it failed, and the pool may still read or write the pieces. They are
+ * never used again, and never freed. The library counts the pool as down.
+ */
+#define KVB_STORE_STILL_IN_USE -20013
+
+/**
+ * What kvb_store_call.outcomes holds before the call: a key that keeps it got no answer. It counts
+ * like KVB_STORE_STILL_IN_USE, and so does a function that throws.
+ */
+#define KVB_STORE_NO_ANSWER -20009
+
+/**
+ * A batch for a function of kvb_store_table. All that it points to is valid during the call only.
+ * Its struct_size is the library's: read a field only if it lies within.
+ */
+typedef struct kvb_store_call {
+  /** Bytes of this struct in the library. */
+  uint32_t struct_size;
+  /** Flag, for remove: also what is leased. */
+  uint8_t force;
+  /** How many keys there are; at least 1, at most the table's keys_per_call. */
+  size_t count;
+  /** The keys. A NUL stands behind each; its size does not count it. */
+  const kvb_bytes *keys;
+  /**
+   * For put and get: the pieces of all keys, one key behind the other. A put must not write to
+   * them.
+   */
+  const kvb_piece *pieces;
+  /**
+   * For put and get: key i has the pieces from `piece_ends[i - 1]` (0 for the first key) up to
+   * `piece_ends[i]`. An object is its pieces, one behind the other.
+   */
+  const size_t *piece_ends;
+  /**
+   * One per key, to be written: KVB_ABSENT or KVB_PRESENT, KVB_PUT_*, KVB_GET_*, KVB_REMOVE_*, or a
+   * negative code, one of the pool's own from -19999 to -1 or a KVB_STORE_*. Holds
+   * KVB_STORE_NO_ANSWER.
+   */
+  int32_t *outcomes;
+  /**
+   * For get, one per key, to be written: the object's bytes, with KVB_GET_LANDED exactly those of
+   * its pieces, with KVB_GET_WRONG_SIZE others. Holds 0.
+   */
+  uint64_t *sizes;
+  /** For put: how long to keep the objects before others are evicted, in milliseconds; 0: no soft pin. */
+  uint64_t soft_pin_ttl_ms;
+  /**
+   * For put: NULL, or one eviction group per key, each with a NUL behind it. Objects of a group are
+   * evicted together; an empty one stands for no group.
+   */
+  const kvb_bytes *groups;
+  /** The configuration's tenant_id with a NUL behind it; size 0 if it has none. */
+  kvb_bytes tenant;
+} kvb_store_call;
+
+/**
+ * Carries out one batch: exist, put, get or remove. Returns 0 when it wrote the outcomes, else a
+ * negative code that stands for every key.
+ */
+typedef int32_t (*kvb_store_batch_function)(void *context, const kvb_store_call *call);
+
+/** Takes a range of memory into use, or out of it. Returns 0, or a code. */
+typedef int32_t (*kvb_store_range_function)(void *context, uint64_t address, uint64_t size);
+
+/** Returns 0 while the pool can be used, as far as is known without asking anyone, else a code. */
+typedef int32_t (*kvb_store_health_function)(void *context);
+
+/** Takes the table's context back. */
+typedef void (*kvb_store_release_function)(void *context);
+
+/**
+ * A pool behind functions of the host, for kvbridge.store = "host". The table is copied; the
+ * functions and what `context` points to stay valid until `release` was called. The manual is
+ * docs/lending.md.
+ *
+ * Threads: functions are called on threads of the library and on those that call it, several at
+ * once unless `serial` is 1, `release` after all others. A function may take as long as it likes:
+ * the library goes on without it at its deadline, and keeps what the call was given. It must not
+ * throw; if it does, all keys of the call have failed. It may call the library, but not on a handle
+ * that goes through this table: such a call fails.
+ */
+typedef struct kvb_store_table {
+  /** sizeof(kvb_store_table) */
+  uint32_t struct_size;
+  /** Passed to each function. */
+  void *context;
+  /** Which keys are there, complete: KVB_ABSENT or KVB_PRESENT. Required. */
+  kvb_store_batch_function exist;
+  /**
+   * Stores one object per key: KVB_PUT_*. A key that is there keeps its bytes, and an object is
+   * visible only once it is complete. Required.
+   */
+  kvb_store_batch_function put;
+  /** Reads one object per key into pieces of exactly its size: KVB_GET_*. Required. */
+  kvb_store_batch_function get;
+  /** Removes objects: KVB_REMOVE_*. NULL: damaged pages stay in the pool. */
+  kvb_store_batch_function remove;
+  /** Called with a range before pieces lie in it. NULL: the pool need not know. */
+  kvb_store_range_function register_memory;
+  /** Called with a range that was registered, when no piece in it is in use any more. NULL: as above. */
+  kvb_store_range_function unregister_memory;
+  /** Whether the pool can be used. NULL: as far as is known, it can. */
+  kvb_store_health_function health;
+  /**
+   * Called once, on any thread, when no handle has the pool open and no function of the table is
+   * running, if kvb_store_open answered KVB_OK. NULL: nobody tells.
+   */
+  kvb_store_release_function release;
+  /** Most pieces per key; 0 counts as 1. */
+  uint32_t pieces_per_key;
+  /** Most keys per call; 0: no limit. */
+  uint32_t keys_per_call;
+  /** Flag: put honours soft_pin_ttl_ms. */
+  uint8_t soft_pin_ttl;
+  /** Flag: put honours groups. */
+  uint8_t groups;
+  /** Flag: keys of different tenants are kept apart. */
+  uint8_t tenant;
+  /** Flag: pieces may be memory of a device. */
+  uint8_t device_memory;
+  /** Flag: one call at a time. A call that hangs then holds the others up until their deadlines. */
+  uint8_t serial;
+} kvb_store_table;
+
 /* ==== a pool by itself: for tools and tests, engines need only the worker ==== */
 
 /** kvb_store_exist: the pool does not have it. */
@@ -596,24 +739,17 @@ void kvb_layout_free(kvb_layout *layout);
  */
 typedef struct kvb_store kvb_store;
 
-/**
- * A pool behind functions of the host. Not supported in this build: its functions are appended
- * with the host store.
- */
-typedef struct kvb_store_table {
-  /** sizeof(kvb_store_table) */
+/** What a put asks for beyond storing. Zero asks for nothing. */
+typedef struct kvb_put_options {
+  /** sizeof(kvb_put_options) */
   uint32_t struct_size;
-  /** Passed to each function. */
-  void *context;
-} kvb_store_table;
-
-/** A piece of host memory. */
-typedef struct kvb_piece {
-  /** Its address; ignored when the size is 0. */
-  uint64_t address;
-  /** Its size in bytes. */
-  uint64_t size;
-} kvb_piece;
+  /** Keep the objects this long, in milliseconds, before others are evicted; 0: no soft pin. */
+  uint64_t soft_pin_ttl_ms;
+  /** One eviction group per key: objects of a group are evicted together. An empty one stands for no group. */
+  const kvb_bytes *groups;
+  /** How many groups there are: 0, or as many as keys. */
+  size_t group_count;
+} kvb_put_options;
 
 /** An embedded pool's numbers; counters start with the pool. */
 typedef struct kvb_pool_stats {
@@ -633,11 +769,13 @@ typedef struct kvb_pool_stats {
 
 /**
  * Opens the pool that the configuration names. `table_or_null` is the host's functions for the
- * store kind "host", else NULL.
+ * store kind "host", which needs them, and NULL for every other.
  *
- * Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+ * Threads: any. Blocks: while the pool is opened; the embedded one and the host's do not, "mooncake" up to 40
  * seconds and one more per GiB that is lent.
  * Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
+ * KVB_INVALID_ARGUMENT, table and kind do not go together, or the table is wrong; KVB_NULL_POINTER,
+ * a function of it is missing;
  * KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_POOL_REFUSED, the text
  * names what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
  * KVB_NO_THREAD.
@@ -684,6 +822,20 @@ kvb_status kvb_store_put(const kvb_store *store,
                          const kvb_piece *values,
                          size_t count,
                          int32_t *out_outcomes);
+
+/**
+ * As kvb_store_put, with options; a pool that cannot do what they ask for answers KVB_PUT_FAILED for
+ * every key.
+ *
+ * Blocks: for one call of the pool. Errors: as kvb_store_put; KVB_INVALID_ARGUMENT, there are groups,
+ * but not one per key.
+ */
+kvb_status kvb_store_put_with_options(const kvb_store *store,
+                                      const kvb_bytes *keys,
+                                      const kvb_piece *values,
+                                      size_t count,
+                                      const kvb_put_options *options_or_null,
+                                      int32_t *out_outcomes);
 
 /**
  * Reads one object per key into the buffer of the same position, which must have exactly its
@@ -852,7 +1004,7 @@ typedef struct kvb_declarations {
 
 /**
  * Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
- * of `store_or_null`.
+ * of `store_or_null`, which the store kind "host" needs.
  *
  * Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
  * seconds and one more per GiB that is lent.
@@ -1696,6 +1848,13 @@ typedef struct kvb_api {
                                   const uint8_t *script,
                                   size_t script_size,
                                   kvb_store **out);
+  /** kvb_store_put_with_options */
+  kvb_status (*store_put_with_options)(const kvb_store *store,
+                                       const kvb_bytes *keys,
+                                       const kvb_piece *values,
+                                       size_t count,
+                                       const kvb_put_options *options_or_null,
+                                       int32_t *out_outcomes);
 } kvb_api;
 
 /**

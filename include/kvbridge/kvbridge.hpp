@@ -120,6 +120,25 @@ inline kvb_piece piece(const void* data, size_t size) noexcept {
   return {static_cast<uint64_t>(reinterpret_cast<uintptr_t>(data)), size};
 }
 
+/** What a put asks for; the groups, one per key or none, are borrowed. */
+inline kvb_put_options put_options(uint64_t soft_pin_ttl_ms,
+                                   const std::vector<kvb_bytes>& groups = {}) noexcept {
+  kvb_put_options it{};
+  it.struct_size = sizeof it;
+  it.soft_pin_ttl_ms = soft_pin_ttl_ms;
+  it.groups = groups.data();
+  it.group_count = groups.size();
+  return it;
+}
+
+/** A table without functions, for a pool of the caller's. */
+inline kvb_store_table store_table(void* context) noexcept {
+  kvb_store_table it{};
+  it.struct_size = sizeof it;
+  it.context = context;
+  return it;
+}
+
 /** Ids that a worker reports: a view, valid until the next exclusive call on the worker. */
 class Ids {
  public:
@@ -294,7 +313,7 @@ class Layout : public detail::Owner<kvb_layout, kvb_layout_free> {
 class Store : public detail::Owner<kvb_store, kvb_store_free> {
  public:
   using Owner::Owner;
-  /** Opens the pool that the configuration names. */
+  /** Opens the pool that the configuration names, or with a table the host's own. */
   static Store open(const Config& config, const kvb_engine& engine,
                     const kvb_store_table* table = nullptr) {
     kvb_store* out = nullptr;
@@ -313,6 +332,15 @@ class Store : public detail::Owner<kvb_store, kvb_store_free> {
     same_length(keys.size(), values.size());
     std::vector<int32_t> out(keys.size());
     check(kvb_store_put(get(), keys.data(), values.data(), keys.size(), out.data()));
+    return out;
+  }
+  /** Stores objects with options, see kvb_store_put_with_options. */
+  std::vector<int32_t> put(const std::vector<kvb_bytes>& keys, const std::vector<kvb_piece>& values,
+                           const kvb_put_options& options) const {
+    same_length(keys.size(), values.size());
+    std::vector<int32_t> out(keys.size());
+    check(kvb_store_put_with_options(get(), keys.data(), values.data(), keys.size(), &options,
+                                     out.data()));
     return out;
   }
   /** What get_into() answers, one element per key. */

@@ -39,7 +39,8 @@ compiles() {
 # check_headers COMPILER: each header alone and twice, in each language that it is for.
 check_headers() {
   local row language standard header line
-  for row in c:c11:kvbridge.h c++:c++17:kvbridge.h c++:c++17:kvbridge.hpp; do
+  for row in c:c11:kvbridge.h c++:c++17:kvbridge.h c++:c++17:kvbridge.hpp \
+    c++:c++17:kvbridge_mooncake.hpp; do
     IFS=: read -r language standard header <<<"$row"
     line="#include \"kvbridge/$header\"\n"
     must "$header, $standard, alone" compiles "$1" "$language" "$standard" "$line"

@@ -1,7 +1,7 @@
 //! The C ABI: the boundary between the host's world and ours. The header
 //! `include/kvbridge/kvbridge.h` is generated from this folder; the comments here are its manual.
 //!
-//! The pieces: `guard` is the one way in, `catch`, a module of the leaves, the one way out, `handle` makes and checks handles, `args` reads and
+//! The pieces: `guard` is the one way in, `catch` the one way out, `handle` makes and checks handles, `args` reads and
 //! writes through the host's pointers, [`status`] pins the numbers, `message` keeps the texts,
 //! [`log`] speaks to the host's callback. On these stands one file per noun. There is no logic
 //! here beyond translation and checking.
@@ -17,6 +17,7 @@ pub mod config;
 pub mod explain;
 pub mod fence;
 pub mod global;
+pub mod host;
 pub mod keys;
 pub mod layout;
 pub mod log;

@@ -35,6 +35,18 @@ impl kvb_bytes {
     }
 }
 
+/// A piece of host memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvb_piece {
+    /// Its address; ignored when the size is 0.
+    pub address: u64,
+    /// Its size in bytes.
+    pub size: u64,
+}
+// SAFETY: integers.
+unsafe impl Plain for kvb_piece {}
+
 /// kvb_tokens.element_type: `const int32_t *`
 pub const KVB_TOKENS_INT32: i32 = 0;
 /// kvb_tokens.element_type: `const int64_t *`

@@ -5,6 +5,7 @@ use super::explain::*;
 use super::fence::kvb_fence;
 use super::global::*;
 use super::guard::guard_or;
+use super::host::kvb_store_table;
 use super::keys::*;
 use super::layout::*;
 use super::log::kvb_log_callback;
@@ -317,6 +318,15 @@ pub struct kvb_api {
         script_size: usize,
         out: *mut *mut kvb_store,
     ) -> kvb_status,
+    /// kvb_store_put_with_options
+    pub store_put_with_options: unsafe extern "C" fn(
+        store: *const kvb_store,
+        keys: *const kvb_bytes,
+        values: *const kvb_piece,
+        count: usize,
+        options_or_null: *const kvb_put_options,
+        out_outcomes: *mut i32,
+    ) -> kvb_status,
 }
 
 static API: kvb_api = kvb_api {
@@ -376,6 +386,7 @@ static API: kvb_api = kvb_api {
     scheduler_release_reservation: kvb_scheduler_release_reservation,
     worker_explain: kvb_worker_explain,
     store_wrap_faulty: kvb_store_wrap_faulty,
+    store_put_with_options: kvb_store_put_with_options,
 };
 
 /// The table of all functions, for hosts that load the library with dlopen: look this symbol up

@@ -4,8 +4,9 @@ use super::args::{self, Growable, Plain};
 use super::config::kvb_config;
 use super::guard::{guard, guard_or};
 use super::handle::{self, Noun, Shared};
+use super::host::{self, kvb_store_table};
 use super::log;
-use super::plain::{self, kvb_bytes, kvb_engine};
+use super::plain::{self, kvb_bytes, kvb_engine, kvb_piece};
 use super::status::kvb_status;
 use crate::device::memory::{Source, Target};
 use crate::error::{Result, bail};
@@ -16,7 +17,6 @@ use crate::store::faulty::{Faults, Faulty};
 use crate::store::guarded::{Guarded, Settings};
 use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
 use crate::sync::SystemClock;
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -135,18 +135,6 @@ pub const KVB_REMOVE_LEASED: i32 = 2;
 /// kvb_store_remove: not removed for another reason.
 pub const KVB_REMOVE_FAILED: i32 = 3;
 
-/// A piece of host memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvb_piece {
-    /// Its address; ignored when the size is 0.
-    pub address: u64,
-    /// Its size in bytes.
-    pub size: u64,
-}
-// SAFETY: integers.
-unsafe impl Plain for kvb_piece {}
-
 /// An embedded pool's numbers; counters start with the pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -167,23 +155,32 @@ pub struct kvb_pool_stats {
 // SAFETY: begins with its size.
 unsafe impl Growable for kvb_pool_stats {}
 
-/// A pool behind functions of the host. Not supported in this build: its functions are appended
-/// with the host store.
+/// What a put asks for beyond storing. Zero asks for nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct kvb_store_table {
-    /// sizeof(kvb_store_table)
+pub struct kvb_put_options {
+    /// sizeof(kvb_put_options)
     pub struct_size: u32,
-    /// Passed to each function.
-    pub context: *mut c_void,
+    /// Keep the objects this long, in milliseconds, before others are evicted; 0: no soft pin.
+    pub soft_pin_ttl_ms: u64,
+    /// One eviction group per key: objects of a group are evicted together. An empty one stands for no group.
+    pub groups: *const kvb_bytes,
+    /// How many groups there are: 0, or as many as keys.
+    pub group_count: usize,
 }
+// SAFETY: integers and a pointer.
+unsafe impl Plain for kvb_put_options {}
+// SAFETY: begins with its size.
+unsafe impl Growable for kvb_put_options {}
 
 /// Opens the pool that the configuration names. `table_or_null` is the host's functions for the
-/// store kind "host", else NULL.
+/// store kind "host", which needs them, and NULL for every other.
 ///
-/// Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
+/// Threads: any. Blocks: while the pool is opened; the embedded one and the host's do not, "mooncake" up to 40
 /// seconds and one more per GiB that is lent.
 /// Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
+/// KVB_INVALID_ARGUMENT, table and kind do not go together, or the table is wrong; KVB_NULL_POINTER,
+/// a function of it is missing;
 /// KVB_CONFIG_INVALID, the embedded pool is open with another capacity; KVB_POOL_REFUSED, the text
 /// names what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
 /// KVB_NO_THREAD.
@@ -204,18 +201,24 @@ pub unsafe extern "C" fn kvb_store_open(
                 out,
             )
         };
-        if !table_or_null.is_null() {
-            bail!(
-                Unsupported,
-                "a store table is not supported in this build; pass NULL"
-            );
-        }
+        let (table, debt) = match table_or_null.is_null() {
+            true => (None, None),
+            false => {
+                // SAFETY: as above.
+                let (table, debt) = unsafe { host::table(table_or_null, config) }?;
+                (Some(table), Some(debt))
+            }
+        };
         let settings = Settings::new(config, MOST_LOST_CALLS, CALLERS);
-        let connection = log::always(|| Connection::open(config, &engine))?;
-        out.write(handle::create(
-            Opened::new(connection, Vec::new(), settings)?,
-            (),
-        ));
+        // Threads that are started on the way speak to whoever sets the log later.
+        let opened = log::always(|| {
+            let connection = Connection::open(config, &engine, table)?;
+            Opened::new(connection, Vec::new(), settings)
+        })?;
+        if let Some(debt) = debt {
+            debt.owe();
+        }
+        out.write(handle::create(opened, ()));
         Ok(())
     })
 }
@@ -247,7 +250,8 @@ pub unsafe extern "C" fn kvb_store_wrap_faulty(
         let opened = store.common();
         let mut faults = opened.faults.clone();
         faults.push(Faults::from_json(script)?);
-        let wrapped = Opened::new(opened.connection()?.share()?, faults, opened.settings)?;
+        let wrapped =
+            log::always(|| Opened::new(opened.connection()?.share()?, faults, opened.settings))?;
         out.write(handle::create(wrapped, ()));
         Ok(())
     })
@@ -300,34 +304,74 @@ pub unsafe extern "C" fn kvb_store_put(
 ) -> kvb_status {
     guard("kvb_store_put", || {
         // SAFETY: the caller's promise, see the header's conventions.
-        let (store, keys, values, out) = unsafe {
-            (
-                handle::shared(store, "store")?,
-                read_keys(keys, count)?,
-                read_pieces(values, count, "values")?,
-                args::out_list(out_outcomes, count, "out_outcomes")?,
-            )
-        };
-        let mut sources: Vec<_> = values
-            .iter()
-            // SAFETY: the caller promised readable memory.
-            .map(|piece| unsafe { Source::from_raw(piece.address, piece.size) })
-            .collect();
-        let mut answers = Vec::new();
-        let sources = Pieces::one_each(&mut sources);
-        store
-            .common()
-            .store
-            .put(&keys, sources, &PutOptions::default(), &mut answers);
-        let answers = answers.iter().map(|answer| match answer {
-            PutOutcome::Stored => KVB_PUT_STORED,
-            PutOutcome::AlreadyThere => KVB_PUT_ALREADY_THERE,
-            PutOutcome::NoSpace => KVB_PUT_NO_SPACE,
-            PutOutcome::Failed(_) => KVB_PUT_FAILED,
-        });
-        out.write(answers, KVB_PUT_FAILED);
-        Ok(())
+        unsafe { put(store, keys, values, count, std::ptr::null(), out_outcomes) }
     })
+}
+
+/// As kvb_store_put, with options; a pool that cannot do what they ask for answers KVB_PUT_FAILED for
+/// every key.
+///
+/// Blocks: for one call of the pool. Errors: as kvb_store_put; KVB_INVALID_ARGUMENT, there are groups,
+/// but not one per key.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvb_store_put_with_options(
+    store: *const kvb_store,
+    keys: *const kvb_bytes,
+    values: *const kvb_piece,
+    count: usize,
+    options_or_null: *const kvb_put_options,
+    out_outcomes: *mut i32,
+) -> kvb_status {
+    guard("kvb_store_put_with_options", || {
+        // SAFETY: the caller's promise, see the header's conventions.
+        unsafe { put(store, keys, values, count, options_or_null, out_outcomes) }
+    })
+}
+
+/// # Safety
+/// As the header's conventions ask of the arguments of [`kvb_store_put_with_options`].
+unsafe fn put(
+    store: *const kvb_store,
+    keys: *const kvb_bytes,
+    values: *const kvb_piece,
+    count: usize,
+    options_or_null: *const kvb_put_options,
+    out_outcomes: *mut i32,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (store, keys, values, (soft_pin_ttl, groups), out) = unsafe {
+        (
+            handle::shared(store, "store")?,
+            read_keys(keys, count)?,
+            read_pieces(values, count, "values")?,
+            read_options(options_or_null, count)?,
+            args::out_list(out_outcomes, count, "out_outcomes")?,
+        )
+    };
+    let mut sources: Vec<_> = values
+        .iter()
+        // SAFETY: the caller promised readable memory.
+        .map(|piece| unsafe { Source::from_raw(piece.address, piece.size) })
+        .collect();
+    let options = PutOptions {
+        soft_pin_ttl,
+        groups: groups.as_ref(),
+        places: None,
+    };
+    let mut answers = Vec::new();
+    let sources = Pieces::one_each(&mut sources);
+    store
+        .common()
+        .store
+        .put(&keys, sources, &options, &mut answers);
+    let answers = answers.iter().map(|answer| match answer {
+        PutOutcome::Stored => KVB_PUT_STORED,
+        PutOutcome::AlreadyThere => KVB_PUT_ALREADY_THERE,
+        PutOutcome::NoSpace => KVB_PUT_NO_SPACE,
+        PutOutcome::Failed(_) => KVB_PUT_FAILED,
+    });
+    out.write(answers, KVB_PUT_FAILED);
+    Ok(())
 }
 
 /// Reads one object per key into the buffer of the same position, which must have exactly its
@@ -471,6 +515,45 @@ unsafe fn read_keys(keys: *const kvb_bytes, count: usize) -> Result<Keys> {
         arena.push(key);
     }
     Ok(arena)
+}
+
+/// Soft pin and groups; NULL asks for nothing.
+///
+/// # Safety
+/// As for [`args::growable`] and, for the groups, [`args::list`], also for the bytes in each element.
+unsafe fn read_options(
+    options_or_null: *const kvb_put_options,
+    keys: usize,
+) -> Result<(Option<Duration>, Option<Keys>)> {
+    if options_or_null.is_null() {
+        return Ok((None, None));
+    }
+    // SAFETY: passed on.
+    let (options, list) = unsafe {
+        let options = args::growable(options_or_null, "options")?;
+        let list = args::list(options.groups, options.group_count, "options->groups")?;
+        (options, list)
+    };
+    let ttl = options.soft_pin_ttl_ms;
+    let ttl = (ttl > 0).then(|| Duration::from_millis(ttl));
+    if list.is_empty() {
+        return Ok((ttl, None));
+    }
+    if list.len() != keys {
+        bail!(
+            InvalidArgument,
+            "options->group_count is {}, but there are {keys} keys",
+            list.len()
+        );
+    }
+    let mut groups = Keys::new();
+    for (index, group) in list.iter().enumerate() {
+        // SAFETY: passed on.
+        let group = unsafe { group.read("options->groups->data") }
+            .map_err(|error| error.within(format_args!("options->groups[{index}]")))?;
+        groups.push(group);
+    }
+    Ok((ttl, Some(groups)))
 }
 
 /// # Safety

@@ -66,7 +66,7 @@ pub struct kvb_declarations {
 unsafe impl Growable for kvb_declarations {}
 
 /// Makes the worker of one rank. It opens the pool that the configuration names, or shares the one
-/// of `store_or_null`.
+/// of `store_or_null`, which the store kind "host" needs.
 ///
 /// Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
 /// seconds and one more per GiB that is lent.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn kvb_worker_new(
             let pool: Arc<dyn Store> = match store {
                 // A handle of its own, since a worker closes what it has when it shuts down.
                 Some(store) => store.handle()?,
-                None => Connection::open(config, &engine)?.handle()?,
+                None => Connection::open(config, &engine, None)?.handle()?,
             };
             Worker::new(config, &engine, pool, &Mode::Threads)
         })?;

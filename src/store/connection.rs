@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::embedded::{self, Pool};
-use super::{Capabilities, Store, mooncake};
+use super::{Capabilities, Store, host, mooncake};
 use crate::config::{Config, StoreKind};
 use crate::engine::Engine;
 use crate::error::{Result, bail};
@@ -17,16 +17,20 @@ pub enum Connection {
     Embedded(Arc<Pool>),
     /// A client of Mooncake's library.
     Mooncake(Arc<mooncake::Connection>),
+    /// A pool behind functions of the host.
+    Host(Arc<host::Handle>),
 }
 
 impl Connection {
-    /// Opens the pool of a configuration, after everything that speaks against it was looked at.
+    /// Opens the pool of a configuration, after everything that speaks against it was looked at. `table` is
+    /// what the host lends for the kind "host", and goes with no other.
     ///
     /// Blocks: for a pool that is reached over a network, as long as [`mooncake::Patience`] says at
     /// most. Errors: `EngineRefused`; `Unsupported`, this build lacks the kind of store;
+    /// `InvalidArgument`, the kind does not go with what was lent;
     /// `ConfigInvalid`, the embedded pool is open with another capacity; `NoMemory`; `PoolRefused`,
     /// `PoolFailed`, `NoThread` as [`mooncake::Connection::open`] says.
-    pub fn open(config: &Config, engine: &Engine) -> Result<Self> {
+    pub fn open(config: &Config, engine: &Engine, table: Option<host::Table>) -> Result<Self> {
         let terms = engine.terms(config)?;
         // Staging is held against what is left when a layout is registered.
         let budget = Budget {
@@ -34,8 +38,19 @@ impl Connection {
             segment: config.global_segment_size(),
             staging: 0,
         };
-        match config.store() {
-            StoreKind::Embedded => {
+        match (config.store(), table) {
+            (StoreKind::Host, Some(table)) => Ok(Self::Host(host::open(table))),
+            (StoreKind::Host, None) => bail!(
+                InvalidArgument,
+                "the store \"host\" needs a table of functions: open a kvb_store with one, and make \
+                 the workers on that store"
+            ),
+            (other, Some(_)) => bail!(
+                InvalidArgument,
+                "table: kvbridge.store is \"{}\"; a table of functions is for \"host\" alone",
+                other.name()
+            ),
+            (StoreKind::Embedded, None) => {
                 if !embedded::is_open(config.pool()) {
                     budget.check(node::available_memory())?;
                 }
@@ -48,15 +63,15 @@ impl Connection {
                 )?;
                 Ok(Self::Embedded(pool))
             }
-            StoreKind::Mooncake => {
+            (StoreKind::Mooncake, None) => {
                 budget.check(node::available_memory())?;
                 let patience = mooncake::Patience::new(config);
                 let connection = mooncake::Connection::open(config, patience)?;
                 Ok(Self::Mooncake(connection))
             }
-            other => bail!(
+            (other, None) => bail!(
                 Unsupported,
-                "the store \"{}\" is not supported in this build; \"embedded\" and \"mooncake\" are",
+                "the store \"{}\" is not supported in this build; \"embedded\", \"mooncake\" and \"host\" are",
                 other.name()
             ),
         }
@@ -69,6 +84,7 @@ impl Connection {
         match self {
             Self::Embedded(pool) => Ok(pool.handle()?),
             Self::Mooncake(connection) => connection.handle(),
+            Self::Host(pool) => Ok(pool.handle()?),
         }
     }
 
@@ -82,6 +98,10 @@ impl Connection {
                 Unsupported,
                 "the store \"mooncake\" has no numbers of the pool; its master has them"
             ),
+            Self::Host(_) => bail!(
+                Unsupported,
+                "a pool of the host's has no numbers here; an embedded one has"
+            ),
         }
     }
 
@@ -92,6 +112,7 @@ impl Connection {
         match self {
             Self::Embedded(pool) => Ok(Self::Embedded(pool.handle()?)),
             Self::Mooncake(connection) => Ok(Self::Mooncake(Arc::clone(connection))),
+            Self::Host(pool) => Ok(Self::Host(pool.handle()?)),
         }
     }
 }

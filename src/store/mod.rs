@@ -4,7 +4,7 @@
 //! the caller owns, so that a warmed-up caller allocates nothing. A store never panics on what it
 //! is given: a call whose lists do not fit together is answered with a failure for every key.
 //!
-//! [`embedded`] is the pool inside this process, [`mooncake`] one that many servers share, [`faulty`] wraps any store and breaks it by
+//! [`embedded`] is the pool inside this process, [`mooncake`] one that many servers share, [`host`] calls functions of the host, [`faulty`] wraps any store and breaks it by
 //! script, [`connection`] opens the one that a configuration names, [`guarded`] bounds the time of its calls, [`conformance`] is the suite that every store has to pass.
 
 pub mod breaker;
@@ -13,6 +13,7 @@ pub mod connection;
 pub mod embedded;
 pub mod faulty;
 pub mod guarded;
+pub mod host;
 pub mod mooncake;
 
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub mod code {
     pub const DEADLINE: i32 = -20_007;
     /// No call was made: the pool did not answer lately.
     pub const BREAKER_OPEN: i32 = -20_008;
-    /// The call ended without an answer: the pool's code panicked.
+    /// The call ended without an answer: the pool's code panicked or threw, or left a key out.
     pub const NO_ANSWER: i32 = -20_009;
     /// There is no memory for what the call needs.
     pub const NO_MEMORY: i32 = -20_010;
@@ -48,6 +49,16 @@ pub mod code {
     pub const UNREACHABLE: i32 = -20_011;
     /// The process was forked from the one in which alone the pool's library works; no call was made.
     pub const FORKED: i32 = -20_012;
+    /// The call failed, and the pool may still use its pieces.
+    pub const STILL_IN_USE: i32 = -20_013;
+    /// A function of the host said that it failed, and nothing more.
+    pub const HOST_FAILED: i32 = -20_014;
+    /// The answer is none that may be given, or contradicts itself.
+    pub const BAD_ANSWER: i32 = -20_015;
+    /// The pool has no such call.
+    pub const UNSUPPORTED_CALL: i32 = -20_016;
+    /// A function of the host called, on the same thread, what would call it again.
+    pub const NESTED_CALL: i32 = -20_017;
 }
 
 /// Answer to "is this key in the pool?".

@@ -65,6 +65,7 @@ use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
 use shared::{PutWish, Shared};
+use shutdown::PATIENCE_WITH_POOL;
 
 /// So many late calls and sets of slots may a pool keep before it is left alone.
 const MOST_LOST_CALLS: usize = 8;
@@ -350,7 +351,7 @@ impl Worker {
         let abandoned = self.abandon_loads();
         self.deferred = self.deferred.take().or(abandoned);
         if let Some(mover) = self.mover.take() {
-            mover.close(self.save_timeout);
+            mover.close(self.save_timeout.max(PATIENCE_WITH_POOL));
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ const PATIENCE_IDLE: Duration = Duration::from_secs(1);
 
 /// How long the pool may take to give staging memory back, and to close, whatever the deadline: freed too
 /// early they could end the process.
-const PATIENCE_WITH_POOL: Duration = Duration::from_secs(3);
+pub(super) const PATIENCE_WITH_POOL: Duration = Duration::from_secs(3);
 
 impl Worker {
     /// Ends the worker: queued loads end at once, queued saves run until the deadline, later ones are

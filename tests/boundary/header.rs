@@ -93,6 +93,7 @@ impl Header {
             }
         } else if let Some((_, name)) = text
             .strip_prefix("typedef void ")
+            .or(text.strip_prefix("typedef int32_t "))
             .and_then(|text| text.split_once("(*"))
         {
             let name = name.split(')').next().unwrap();

@@ -155,7 +155,7 @@ impl Builder<'_> {
                 self.list(owner, path, target, place, length);
             }
             _ if c_type.starts_with("const ") && header.structs.contains_key(target) => {
-                match length {
+                match length.filter(|_| !header.structs[target].grows()) {
                     Some((length, _)) => self.list(owner, path, target, place, length),
                     None => self.structure(field, target, path, place),
                 }
@@ -199,7 +199,10 @@ impl Builder<'_> {
             "size_t" if is_length(name) => {}
             _ if header.callbacks.contains(c_type) => {
                 self.set(place, hear_nothing as *const () as u64, 8);
-                self.bad("NULL", path, vec![(place, 0, 8)], Expect::Documented);
+                match field.doc.ends_with("Required.") {
+                    true => self.refused("NULL", place, 0, "KVB_NULL_POINTER", path),
+                    false => self.bad("NULL", path, vec![(place, 0, 8)], Expect::Documented),
+                }
             }
             other => panic!(
                 "{}: no inputs for {path}, which is {other}; add them here",
@@ -259,21 +262,17 @@ impl Builder<'_> {
         let structure = &Library::get().header.structs[target];
         let address = self.arena.zeroed(structure.size);
         let optional = field.name.ends_with("_or_null");
-        // What is not supported yet is refused as such before it is looked at.
-        let refused_whole = target == "kvb_store_table";
-        if !refused_whole {
+        // A pool of the host's needs a table, and no other takes one.
+        let is_table = target == "kvb_store_table";
+        if !is_table || self.world.of_host {
             self.set(place, address, 8);
         }
-        if optional {
+        if is_table && self.world.of_host {
+            self.refused("NULL", place, 0, "KVB_INVALID_ARGUMENT", path);
+        } else if optional {
             self.bad("NULL", path, vec![(place, 0, 8)], Expect::Fine);
         } else {
             self.refused("NULL", place, 0, "KVB_NULL_POINTER", path);
-        }
-        if refused_whole {
-            for value in [address, address + 1, 8] {
-                self.refused("given", place, value, "KVB_UNSUPPORTED", path);
-            }
-            return;
         }
         self.refused(
             "misaligned",

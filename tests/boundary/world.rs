@@ -188,6 +188,8 @@ pub struct World {
     pub encoded: Vec<u8>,
     /// A file with the configuration.
     pub path: String,
+    /// The configuration is of a pool behind functions of the host.
+    pub of_host: bool,
 }
 
 impl World {
@@ -201,6 +203,7 @@ impl World {
             memory: vec![0; 1024],
             encoded: Vec::new(),
             path,
+            of_host: false,
         };
         let library = Library::get();
         let mut arena = Arena::new();
@@ -250,6 +253,15 @@ impl World {
                 let scheduler = world.handles["kvb_scheduler"];
                 library.call("kvb_scheduler_free", &[scheduler]);
                 world.handles.remove("kvb_scheduler");
+            }
+            // The one that takes a table; another test opens pools without.
+            "kvb_store_open" => {
+                library.call("kvb_config_free", &[world.handles["kvb_config"]]);
+                let text = br#"{"model_key": "m", "kvbridge": {"store": "host"}}"#;
+                let json = arena.bytes(text);
+                let inputs = [json, text.len() as u64];
+                world.make("kvb_config", "kvb_config_from_json", &inputs);
+                world.of_host = true;
             }
             // The layout has its group already.
             "kvb_layout_add_group" => {

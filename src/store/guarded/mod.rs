@@ -42,6 +42,9 @@ use crate::sync::{Arc, Clock, Mutex};
 /// Calls of lookups that are kept to be used again.
 const MOST_SPARE: usize = 8;
 
+/// How long memory may take to be made known to a pool, which pins it where the network wants that.
+const REGISTRATION: Duration = Duration::from_secs(30);
+
 /// How patient a guard is. A time of zero makes every call late.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
@@ -49,8 +52,10 @@ pub struct Settings {
     pub lookup: Duration,
     /// For get.
     pub load: Duration,
-    /// For put, remove and registrations.
+    /// For put and remove.
     pub save: Duration,
+    /// For registrations.
+    pub registration: Duration,
     /// For close.
     pub close: Duration,
     /// How long the breaker stays open before a probe.
@@ -68,6 +73,7 @@ impl Settings {
             lookup: config.lookup_timeout(),
             load: config.load_timeout(),
             save: config.save_timeout(),
+            registration: REGISTRATION,
             close: config.save_timeout(),
             cooldown: config.breaker_cooldown(),
             bound,
@@ -367,12 +373,12 @@ impl Store for Guarded {
 
     /// See [`Guarded::register_within`].
     fn register(&self, range: Range) -> Result<()> {
-        self.register_within(range, self.settings.save)
+        self.register_within(range, self.settings.registration)
     }
 
     /// See [`Guarded::unregister_within`].
     fn unregister(&self, range: Range) -> Result<()> {
-        self.unregister_within(range, self.settings.save)
+        self.unregister_within(range, self.settings.registration)
     }
 
     /// Down while the breaker is not closed. A pool's word on its own health may be old, so that it

@@ -22,6 +22,7 @@ fn settings(bound: usize) -> Settings {
         lookup: HOUR,
         load: HOUR,
         save: HOUR,
+        registration: HOUR,
         close: HOUR,
         cooldown: COOLDOWN,
         bound,

@@ -215,6 +215,21 @@ pub fn recycle_targets<'b>(mut list: Vec<Target<'_>>) -> Vec<Target<'b>> {
 }
 
 /// Device memory that is nobody's, for tests of those who must refuse it.
+/// Writes bytes over the pieces, as far as they reach. False when one is not host memory.
+pub(crate) fn write_over(mut bytes: &[u8], pieces: &mut [Target<'_>]) -> bool {
+    for piece in pieces {
+        let Some(target) = piece.bytes_mut() else {
+            return false;
+        };
+        let (now, later) = bytes.split_at(target.len().min(bytes.len()));
+        if let Some(start) = target.get_mut(..now.len()) {
+            start.copy_from_slice(now);
+        }
+        bytes = later;
+    }
+    true
+}
+
 #[cfg(test)]
 pub(crate) fn nowhere() -> (Source<'static>, Target<'static>) {
     // SAFETY: who gets these has to refuse them without reading or writing.

@@ -31,7 +31,7 @@ use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store, code,
 };
-use crate::device::memory::{Source, Target};
+use crate::device::memory::{Source, Target, write_over};
 use crate::error::Result;
 use crate::keys::Keys;
 use crate::layout::Range;
@@ -233,21 +233,6 @@ fn gather(pieces: &[Source<'_>]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes bytes over the pieces, as far as they reach. False when one is not host memory.
-fn scatter(mut bytes: &[u8], pieces: &mut [Target<'_>]) -> bool {
-    for piece in pieces {
-        let Some(target) = piece.bytes_mut() else {
-            return false;
-        };
-        let (now, later) = bytes.split_at(target.len().min(bytes.len()));
-        if let Some(start) = target.get_mut(..now.len()) {
-            start.copy_from_slice(now);
-        }
-        bytes = later;
-    }
-    true
-}
-
 fn flip(bytes: &mut [u8]) {
     let middle = bytes.len() / 2;
     if let Some(byte) = bytes.get_mut(middle) {
@@ -405,7 +390,7 @@ impl Store for Faulty {
             } else {
                 flip(landing);
             }
-            if !scatter(landing, list) {
+            if !write_over(landing, list) {
                 *outcome = GetOutcome::Failed(code::UNREACHABLE_MEMORY);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::owned::Copies;
 use super::{Get, Guarded, Made, Put};
-use crate::device::memory::{Source, Target};
+use crate::device::memory::{Source, Target, write_over};
 use crate::keys::Keys;
 use crate::store::{GetOutcome, Pieces, PutOptions, PutOutcome, answer_all, code};
 
@@ -36,7 +36,7 @@ impl Guarded {
                 let (object, later) = bytes.split_at(size.min(bytes.len()));
                 bytes = later;
                 let landed = matches!(outcome, GetOutcome::Landed(_));
-                if landed && !copy_into(targets.of(key), object) {
+                if landed && !write_over(object, targets.of(key)) {
                     *outcome = GetOutcome::Failed(code::UNREACHABLE_MEMORY);
                 }
             }
@@ -91,19 +91,4 @@ impl Guarded {
 
 fn sum(mut sizes: impl Iterator<Item = u64>) -> Option<u64> {
     sizes.try_fold(0, u64::checked_add)
-}
-
-/// Writes an object over pieces of its size; false when one is not host memory.
-fn copy_into(pieces: &mut [Target<'_>], mut object: &[u8]) -> bool {
-    for piece in pieces {
-        let Some(place) = piece.bytes_mut() else {
-            return false;
-        };
-        let (bytes, later) = object.split_at(place.len().min(object.len()));
-        if let Some(place) = place.get_mut(..bytes.len()) {
-            place.copy_from_slice(bytes);
-        }
-        object = later;
-    }
-    true
 }

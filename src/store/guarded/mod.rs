@@ -24,7 +24,7 @@ pub use owned::{Buffers, Get, Put};
 use std::time::Duration;
 
 use self::call::{Call, Carrier, Core, End, Fate, Stage, Tally, Ticket, conclude};
-use self::owned::{AskHealth, Exist, Remove};
+use self::owned::{AskHealth, Exist, PageCall, Remove};
 use super::breaker::{Breaker, Pass, State};
 use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
@@ -158,47 +158,37 @@ impl Guarded {
     }
 
     /// Reads one object per key into buffers that the call owns. See [`Store::get`].
-    pub fn get_owned<B: Buffers>(&self, mut call: Get<B>) -> Made<Get<B>> {
-        let Some(lane) = &self.lane else {
-            call.make(&*self.core.store);
-            return Made::Back(call);
-        };
-        if call.keys.is_empty() {
-            call.outcomes.clear();
-            return Made::Back(call);
-        }
-        match self.admit_pages(lane, &call.keys) {
-            Ok(pass) => {
-                let (made, end) = self.carry_out(lane, call, self.settings.load, Some(pass));
-                answered(made, end, Get::answer)
-            }
-            Err(code) => {
-                call.answer(code);
-                Made::Back(call)
-            }
-        }
+    pub fn get_owned<B: Buffers>(&self, call: Get<B>) -> Made<Get<B>> {
+        self.move_pages(call, self.settings.load)
     }
 
     /// Stores one object per key out of buffers that the call owns. See [`Store::put`].
-    pub fn put_owned<B: Buffers>(&self, mut call: Put<B>) -> Made<Put<B>> {
+    pub fn put_owned<B: Buffers>(&self, call: Put<B>) -> Made<Put<B>> {
+        self.move_pages(call, self.settings.save)
+    }
+
+    fn move_pages<C: PageCall>(&self, mut call: C, patience: Duration) -> Made<C> {
         let Some(lane) = &self.lane else {
-            call.make(&*self.core.store);
+            call.run(&*self.core.store);
             return Made::Back(call);
         };
-        if call.keys.is_empty() {
-            call.outcomes.clear();
+        if call.keys().is_empty() {
+            // Leaves no answers.
+            call.answer(code::NO_ANSWER);
             return Made::Back(call);
         }
-        match self.admit_pages(lane, &call.keys) {
+        let (mut made, code) = match self.admit_pages(lane, call.keys()) {
             Ok(pass) => {
-                let (made, end) = self.carry_out(lane, call, self.settings.save, Some(pass));
-                answered(made, end, Put::answer)
+                let (made, fate) = self.carry_out(lane, call, patience, Some(pass));
+                (made, fate.code())
             }
-            Err(code) => {
-                call.answer(code);
-                Made::Back(call)
-            }
+            Err(code) => (Made::Back(call), Some(code)),
+        };
+        // The call has answers, whoever gives them.
+        if let (Made::Back(call), Some(code)) = (&mut made, code) {
+            call.answer(code);
         }
+        made
     }
 
     /// When a lookup that begins now has to end; `None` around a store that cannot be late.
@@ -305,14 +295,6 @@ impl Guarded {
         }
         (made, fate)
     }
-}
-
-/// The call with answers, whoever gives them.
-fn answered<C>(mut made: Made<C>, fate: Fate, answer: impl Fn(&mut C, i32)) -> Made<C> {
-    if let (Made::Back(call), Some(code)) = (&mut made, fate.code()) {
-        answer(call, code);
-    }
-    made
 }
 
 impl Store for Guarded {

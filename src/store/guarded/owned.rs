@@ -27,6 +27,14 @@ pub trait Buffers: Send + 'static {
     fn come_home(self);
 }
 
+/// A call that moves pages.
+pub(super) trait PageCall: Call {
+    fn keys(&self) -> &Keys;
+
+    /// Gives every key this failure.
+    fn answer(&mut self, code: i32);
+}
+
 /// A get of one object per key into buffers of its own. Refill and use again what came back.
 #[derive(Debug, Default)]
 pub struct Get<B> {
@@ -81,18 +89,41 @@ impl<B> Get<B> {
     }
 }
 
-impl<B: Buffers> Get<B> {
-    pub(super) fn answer(&mut self, code: i32) {
+impl<B: Buffers> PageCall for Get<B> {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn answer(&mut self, code: i32) {
         let failed = GetOutcome::Failed(code);
         answer_all(&mut self.outcomes, self.keys.len(), failed);
     }
+}
 
-    pub(super) fn make(&mut self, store: &dyn Store) {
+impl<B: Buffers> Call for Get<B> {
+    const LENDS: bool = true;
+
+    fn name(&self) -> &'static str {
+        "pool get"
+    }
+
+    fn run(&mut self, store: &dyn Store) {
         let mut targets = recycle_targets(std::mem::take(&mut self.list));
         self.buffers.targets(&mut targets);
         let pieces = Pieces::one_each(&mut targets);
         store.get(&self.keys, pieces, &mut self.outcomes);
         self.list = recycle_targets(targets);
+    }
+
+    fn failure(&self, store: &dyn Store) -> Option<i32> {
+        self.outcomes.iter().find_map(|outcome| match outcome {
+            GetOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
+            _ => None,
+        })
+    }
+
+    fn come_home(self) {
+        self.buffers.come_home();
     }
 }
 
@@ -125,46 +156,14 @@ impl<B> Put<B> {
     }
 }
 
-impl<B: Buffers> Put<B> {
-    pub(super) fn answer(&mut self, code: i32) {
+impl<B: Buffers> PageCall for Put<B> {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn answer(&mut self, code: i32) {
         let failed = PutOutcome::Failed(code);
         answer_all(&mut self.outcomes, self.keys.len(), failed);
-    }
-
-    pub(super) fn make(&mut self, store: &dyn Store) {
-        let mut sources = recycle_sources(std::mem::take(&mut self.list));
-        self.buffers.sources(&mut sources);
-        let options = PutOptions {
-            soft_pin_ttl: self.soft_pin_ttl,
-            groups: self.groups.as_ref(),
-            places: self.places.as_deref(),
-        };
-        let pieces = Pieces::one_each(&mut sources);
-        store.put(&self.keys, pieces, &options, &mut self.outcomes);
-        self.list = recycle_sources(sources);
-    }
-}
-
-impl<B: Buffers> Call for Get<B> {
-    const LENDS: bool = true;
-
-    fn name(&self) -> &'static str {
-        "pool get"
-    }
-
-    fn run(&mut self, store: &dyn Store) {
-        self.make(store);
-    }
-
-    fn failure(&self, store: &dyn Store) -> Option<i32> {
-        self.outcomes.iter().find_map(|outcome| match outcome {
-            GetOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
-            _ => None,
-        })
-    }
-
-    fn come_home(self) {
-        self.buffers.come_home();
     }
 }
 
@@ -176,7 +175,16 @@ impl<B: Buffers> Call for Put<B> {
     }
 
     fn run(&mut self, store: &dyn Store) {
-        self.make(store);
+        let mut sources = recycle_sources(std::mem::take(&mut self.list));
+        self.buffers.sources(&mut sources);
+        let options = PutOptions {
+            soft_pin_ttl: self.soft_pin_ttl,
+            groups: self.groups.as_ref(),
+            places: self.places.as_deref(),
+        };
+        let pieces = Pieces::one_each(&mut sources);
+        store.put(&self.keys, pieces, &options, &mut self.outcomes);
+        self.list = recycle_sources(sources);
     }
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {

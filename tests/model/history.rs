@@ -166,6 +166,9 @@ impl World<'_> {
     }
 
     fn damage(&mut self, mut rng: Rng) -> bool {
+        if self.setup.raw {
+            return false;
+        }
         let mut state = self.pool.state();
         if state.objects.is_empty() {
             return false;
@@ -267,7 +270,7 @@ impl World<'_> {
                 2 * usize::from(ways.sleeps && !reqs.is_empty()),
             ),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
-            (Kind::Finish, if_any(complete, 31)),
+            (Kind::Finish, if_any(complete, 70)),
             (Kind::Abort, if_any(reqs.len(), 2)),
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
             (

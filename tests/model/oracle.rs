@@ -59,6 +59,7 @@ pub struct Known {
 /// All blocks that any history came to, for one setup.
 pub struct Oracle {
     lookahead: usize,
+    scheme: Scheme,
     templates: Vec<(usize, u64, Template)>,
     pub pages: HashMap<Vec<u8>, Known>,
     /// The keys of a block: all kinds, all shards.
@@ -69,7 +70,7 @@ impl Oracle {
     pub fn new(setup: &Setup) -> Self {
         let config = setup.config(&setup.servers[0], &Ways::default());
         let naming = Naming {
-            scheme: Scheme::Kvb1,
+            scheme: config.key_scheme(),
             namespace: config.namespace().to_owned(),
             model_key: config.model_key().to_owned(),
             weights_digest: String::new(),
@@ -101,6 +102,7 @@ impl Oracle {
         }
         Self {
             lookahead: setup.lookahead,
+            scheme: naming.scheme,
             templates,
             pages: HashMap::new(),
             keys: HashMap::new(),
@@ -131,9 +133,12 @@ impl Oracle {
         self.keys.get(&block).map_or(&[], Vec::as_slice)
     }
 
-    /// What is stored under a key: the page and its seal.
+    /// What is stored under a key: the page and, unless pages are raw, its seal.
     pub fn object(&self, key: &[u8]) -> Vec<u8> {
         let page = &self.pages[key].bytes;
+        if self.scheme == Scheme::Trtllm {
+            return page.to_vec();
+        }
         [&page[..], &seal(key, page)].concat()
     }
 
@@ -156,8 +161,8 @@ impl Oracle {
             lookahead: self.lookahead as u32,
             ..scope(scope_number)
         };
-        let seed = seed(Scheme::Kvb1, &scope).unwrap();
-        let mut chain = Chain::new(Scheme::Kvb1, T as u32, self.lookahead as u32, seed).unwrap();
+        let seed = seed(self.scheme, &scope).unwrap();
+        let mut chain = Chain::new(self.scheme, T as u32, self.lookahead as u32, seed).unwrap();
         chain.extend(Tokens::I32(tokens)).unwrap();
         for block in 0..blocks {
             let mark = self.block(marks, block);

@@ -41,6 +41,8 @@ pub struct Setup {
     /// The last group loses its oldest pages.
     pub windowed: bool,
     pub lookahead: usize,
+    /// Keys of the scheme `trtllm` and raw pages, whose damage nobody can see.
+    pub raw: bool,
 }
 
 const PLAIN: Kind = Kind {
@@ -91,6 +93,7 @@ pub const SETUPS: &[Setup] = &[
         kinds: &[PLAIN],
         windowed: false,
         lookahead: 0,
+        raw: false,
     },
     Setup {
         name: "one rank, a window",
@@ -100,6 +103,7 @@ pub const SETUPS: &[Setup] = &[
         kinds: TWO,
         windowed: true,
         lookahead: 0,
+        raw: false,
     },
     Setup {
         name: "two TP ranks, a window",
@@ -109,6 +113,7 @@ pub const SETUPS: &[Setup] = &[
         kinds: TWO,
         windowed: true,
         lookahead: 0,
+        raw: false,
     },
     Setup {
         name: "four TP ranks",
@@ -118,6 +123,7 @@ pub const SETUPS: &[Setup] = &[
         kinds: SPLIT,
         windowed: false,
         lookahead: 0,
+        raw: false,
     },
     Setup {
         name: "two ADP owners",
@@ -130,6 +136,7 @@ pub const SETUPS: &[Setup] = &[
         kinds: TWO,
         windowed: false,
         lookahead: 0,
+        raw: false,
     },
     Setup {
         name: "two ADP owners and a server of one rank that reads",
@@ -143,6 +150,7 @@ pub const SETUPS: &[Setup] = &[
         kinds: &[PLAIN],
         windowed: false,
         lookahead: 0,
+        raw: false,
     },
     Setup {
         name: "one rank with a draft layer",
@@ -152,6 +160,27 @@ pub const SETUPS: &[Setup] = &[
         kinds: SPLIT,
         windowed: false,
         lookahead: 1,
+        raw: false,
+    },
+    Setup {
+        name: "two TP ranks, raw pages",
+        servers: &[server(None, false, "both")],
+        world: 2,
+        groups: &[3, 9],
+        kinds: TWO,
+        windowed: false,
+        lookahead: 0,
+        raw: true,
+    },
+    Setup {
+        name: "one rank, raw pages",
+        servers: &[server(None, false, "both")],
+        world: 1,
+        groups: &[5],
+        kinds: SPLIT,
+        windowed: false,
+        lookahead: 0,
+        raw: true,
     },
 ];
 
@@ -197,10 +226,11 @@ impl Setup {
         let text = format!(
             r#"{{"model_key": "m", "role": "{}", "namespace": "model", "transfer_batch_size": 3,
                 "staging_buffer_bytes": 4096, "async_load": {}, "async_load_workers": {},
-                "kvbridge": {{"lookup_chunk_blocks": 2}}}}"#,
+                "kvbridge": {{"lookup_chunk_blocks": 2, "key_scheme": "{}"}}}}"#,
             place.role,
             ways.parks,
-            ways.workers.max(1)
+            ways.workers.max(1),
+            if self.raw { "trtllm" } else { "kvb1" }
         );
         Config::from_json(text.as_bytes()).unwrap()
     }

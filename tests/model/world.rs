@@ -358,7 +358,7 @@ impl<'a> World<'a> {
             true => Mode::Threads,
             false => Mode::Stepped(Arc::clone(&stepper)),
         };
-        let pool = Pool::new();
+        let pool = Pool::new(setup.raw);
         let servers = setup.servers.iter().map(|place| {
             let config = setup.config(place, &ways);
             let ranks: Vec<Rank> = (0..setup.world)

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "channel.h"
 #include "options.h"
 #include "oracle.h"
 #include "runs.h"
@@ -355,7 +356,12 @@ TEST(Options, WrongOnesAreRefusedByName) {
       {{"--block", "99999999999"}, "--block"},
       {{"--concurrent=1"}, "takes no value"},
       {{"--groups", "4"}, "1 to 3"},
-      {{"--adp", "--tp", "2"}, "exclude"},
+      {{"--adp", "2", "--tp", "2"}, "exclude"},
+      {{"--adp", "1"}, "from 2 to 64"},
+      {{"--processes"}, "pool between processes"},
+      {{"--processes", "--store", "mooncake", "--concurrent"}, "--concurrent"},
+      {{"--peer", "true"}, "--keys trtllm"},
+      {{"--keys", "sha256"}, "kvb1 or trtllm"},
       {{"a", "b"}, "more than one trace"},
       {{"--pool-bytes", "1\""}, "character"},
       {{"--store", "a\nb"}, "character"},
@@ -370,6 +376,58 @@ TEST(Options, WrongOnesAreRefusedByName) {
     } catch (const replay::UsageError& error) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
           << error.what() << "\nlacks " << part;
+    }
+  }
+}
+
+/* What the processes of a replay say to each other. */
+TEST(Processes, AnswerThrowAndEnd) {
+  using miniature::Message;
+  miniature::Process process([]() -> miniature::Process::Answer {
+    return [calls = 0](Message question) mutable {
+      const auto numbers = question.TakeAll<std::vector<int32_t>>();
+      if (numbers.empty()) throw std::runtime_error("no numbers");
+      Message reply;
+      reply.Put(++calls).Put(getpid()).PutAll(
+          std::vector<int32_t>{numbers.rbegin(), numbers.rend()});
+      return reply;
+    };
+  });
+  auto ask = [&](const std::vector<int32_t>& numbers) {
+    return process.Ask(Message().PutAll(numbers));
+  };
+  auto first = ask({1, 2, 3});
+  EXPECT_EQ(first.Take<int>(), 1);
+  EXPECT_NE(first.Take<pid_t>(), getpid());
+  EXPECT_EQ(first.TakeAll<std::vector<int32_t>>(), (std::vector<int32_t>{3, 2, 1}));
+  EXPECT_THROW(first.Take<uint8_t>(), std::runtime_error);
+  try {
+    ask({});
+    ADD_FAILURE() << "it was answered";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "no numbers");
+  }
+  /* Larger than a socket takes at once. */
+  const std::vector<int32_t> many(1 << 20, 7);
+  auto second = ask(many);
+  EXPECT_EQ(second.Take<int>(), 2);
+  second.Take<pid_t>();
+  EXPECT_EQ(second.TakeAll<std::vector<int32_t>>(), many);
+}
+
+TEST(Processes, ThatCannotBeginSayWhy) {
+  miniature::Process process(
+      []() -> miniature::Process::Answer { throw std::runtime_error("no memory today"); });
+  miniature::Process other([]() -> miniature::Process::Answer {
+    return [](miniature::Message) -> miniature::Message { _exit(3); };
+  });
+  for (auto [which, text] : {std::pair{&process, "no memory today"},
+                             std::pair{&other, "a process of an engine ended"}}) {
+    try {
+      which->Ask({});
+      ADD_FAILURE() << "it was answered";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), text);
     }
   }
 }

@@ -34,7 +34,7 @@ over shared system prompts.
   --json FILE        write the result there, too
   --seed N           of a generated trace (1)
   --tp N             tensor-parallel ranks per engine, a thread each (1)
-  --adp              the engines are owners under attention data parallelism; context servers
+  --adp N            N engines, which are owners under attention data parallelism; context servers
   --async            loads are asynchronous: requests wait outside the batch for their pages; with
                      --concurrent also behind an allocation fence
   --groups N         layer groups (1; 2 with --concurrent: the second one is windowed)
@@ -138,7 +138,8 @@ Options ParseOptions(int argc, char** argv) {
     } else if (name == "--tp") {
       options.tp = Number<uint32_t>(name, value(), 1, 16);
     } else if (name == "--adp") {
-      options.adp = flag();
+      options.adp = true;
+      options.engines = Number<uint32_t>(name, value(), 2, 64);
     } else if (name == "--async") {
       options.async_load = flag();
     } else if (name == "--explain") {

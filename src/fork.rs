@@ -14,7 +14,10 @@ static WATCH: Once = Once::new();
 
 /// The process, as long as nobody forks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Process(u64);
+pub(crate) struct Process {
+    forks: u64,
+    id: u32,
+}
 
 impl Process {
     /// This one.
@@ -24,12 +27,20 @@ impl Process {
             // unloaded. Without memory for it nothing is watched, and forks go unseen.
             unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         });
-        Self(FORKS.load(Ordering::Relaxed))
+        Self {
+            forks: FORKS.load(Ordering::Relaxed),
+            id: std::process::id(),
+        }
     }
 
     /// Whether it is still the one that runs this.
     pub(crate) fn is_this(self) -> bool {
-        self.0 == FORKS.load(Ordering::Relaxed)
+        self.forks == FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Its number, for messages.
+    pub(crate) fn id(self) -> u32 {
+        self.id
     }
 }
 

@@ -170,6 +170,40 @@ fn a_late_load_under_tp_is_an_error() {
     assert!(error.message().contains(&deadline), "{error}");
 }
 
+/// Nothing but loads uses the pool on such a rank: no lookup and no save asks whether it answers again.
+#[test]
+fn a_rank_that_only_loads_gets_its_pool_back() {
+    let tokens = prompt(1, 4 * T + 1);
+    let both = Setup {
+        world: 2,
+        ..Setup::default()
+    };
+    let mut writer = Rig::on(both.clone(), pool(1 << 22));
+    writer.publish(1, &tokens);
+    let reads = Setup {
+        role: "consumer",
+        ..both
+    };
+    let mut rig = late(reads, Arc::clone(&writer.pool));
+    // The leader's call is the first one.
+    rig.script(vec![Rule {
+        at: 1..2,
+        ..unreachable(Call::Get)
+    }]);
+    for (id, lost) in [(7, true), (8, false)] {
+        assert_eq!(rig.admit(id, &tokens) as usize, 4 * T);
+        let metadata = rig.build(&[(id, 1)]);
+        rig.bind(&metadata);
+        assert_eq!(rig.start_load().is_err(), lost, "request {id}");
+        if !lost {
+            rig.forward(&[(id, 1)]);
+            rig.check(id);
+        }
+        rig.reset(id);
+        rig.clock.advance(LONG);
+    }
+}
+
 #[test]
 fn a_late_save_is_offered_again_and_stores_what_it_was_given() {
     let (tokens, other) = (prompt(1, 5 * T), prompt(2, 4 * T));
@@ -368,6 +402,9 @@ fn a_late_registration_is_refused_and_the_next_one_is_fine() {
     assert_eq!(error.kind(), Kind::Busy);
     assert!(error.message().contains("pool register: "), "{error}");
     rig.stepper.run_all();
+    // What was registered late is nobody's: it counts for ever.
+    let counts = rig.ranks[0].worker.handle().pool_counts();
+    assert_eq!((counts.late, counts.quarantined), (0, 1));
     let memory = rig.ranks[0].cache.register();
     rig.ranks[0].worker.register_layout(memory).unwrap();
     rig.admit(7, &tokens);

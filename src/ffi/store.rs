@@ -14,7 +14,7 @@ use crate::keys::Keys;
 use crate::lane::Mode;
 use crate::store::connection::Connection;
 use crate::store::faulty::{Faults, Faulty};
-use crate::store::guarded::{Guarded, Settings};
+use crate::store::guarded::{self, Guarded, Settings};
 use crate::store::{GetOutcome, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store};
 use crate::sync::SystemClock;
 use std::sync::Arc;
@@ -38,13 +38,8 @@ impl Noun for kvb_store {
     type Alone = ();
 }
 
-/// So many late calls may a pool keep before it is left alone, and so many threads may call at once.
-const MOST_LOST_CALLS: usize = 8;
+/// So many threads may call at once.
 const CALLERS: usize = 4;
-
-/// How long freeing a store waits for its pool to close. Left alone it goes on by itself, and a process that
-/// ends meanwhile may crash.
-const PATIENCE_WITH_POOL: Duration = Duration::from_secs(3);
 
 /// What stands behind a store: the pool, and the faults that wrap it, from the inside out.
 pub(super) struct Opened {
@@ -90,7 +85,10 @@ impl Drop for Opened {
         }
         // First, so that closing the handle ends the connection if no worker has one.
         self.connection = None;
-        if let Err(error) = self.store.close_within(Duration::ZERO, PATIENCE_WITH_POOL) {
+        if let Err(error) = self
+            .store
+            .close_within(Duration::ZERO, guarded::LEAST_PATIENCE)
+        {
             tracing::warn!("kvb_store_free: {error}");
         }
     }
@@ -209,7 +207,7 @@ pub unsafe extern "C" fn kvb_store_open(
                 (Some(table), Some(debt))
             }
         };
-        let settings = Settings::new(config, MOST_LOST_CALLS, CALLERS);
+        let settings = Settings::new(config, guarded::MOST_HELD, CALLERS);
         // Threads that are started on the way speak to whoever sets the log later.
         let opened = log::always(|| {
             let connection = Connection::open(config, &engine, table)?;

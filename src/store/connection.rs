@@ -122,19 +122,26 @@ impl Connection {
 ///
 /// Errors: `PoolRefused`.
 pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
-    for (asked, able, field) in [
+    const MOST: &str = "\"host\" can if its functions can";
+    for (asked, able, field, others) in [
         (
             config.soft_pin_ttl_ms().is_some(),
             can.soft_pin_ttl,
             "soft_pin_ttl_ms",
+            MOST,
         ),
-        (config.group_blocks(), can.groups, "group_blocks"),
-        (config.tenant_id().is_some(), can.tenant, "tenant_id"),
+        (config.group_blocks(), can.groups, "group_blocks", MOST),
+        (
+            config.tenant_id().is_some(),
+            can.tenant,
+            "tenant_id",
+            "\"mooncake\" can if its master keeps tenants apart, \"host\" if its functions do",
+        ),
     ] {
         if asked && !able {
             bail!(
                 PoolRefused,
-                "{field} is set, but the store \"{}\" cannot do it; \"mooncake-tcp\" is meant for that, or \"host\" if its functions can",
+                "{field} is set, but the store \"{}\" cannot do it; {others}",
                 can.name
             );
         }

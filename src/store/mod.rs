@@ -289,9 +289,10 @@ pub trait Store: Send + Sync {
     /// Whether the store can be used, as far as is known without asking anyone.
     fn health(&self) -> Health;
 
-    /// Whether a failure code of this store means that the pool, or a part of it, cannot be reached. After
-    /// such a failure of a get or put the pool may still use the pieces of that call, if it
-    /// [can be late](Capabilities::can_be_late).
+    /// Whether a failure code of this store means that the pool, or a part of it, cannot be reached, or may still use
+    /// the pieces of the call. Such a code opens the breaker, and keeps the buffers of a get or put for ever. Asked
+    /// only where a store [can be late](Capabilities::can_be_late); say yes, too, for those of [`code`] that this
+    /// store answers with in such a case.
     fn is_transport(&self, code: i32) -> bool;
 
     /// Ends the use of this handle: later calls fail with [`code::CLOSED`]. Closing again is ok.

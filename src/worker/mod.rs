@@ -65,10 +65,6 @@ use mover::{Mover, Staging};
 use plan::PagePlan;
 use save::SaveScratch;
 use shared::{PutWish, Shared};
-use shutdown::PATIENCE_WITH_POOL;
-
-/// So many late calls and sets of slots may a pool keep before it is left alone.
-const MOST_LOST_CALLS: usize = 8;
 
 /// Threads that call the pool beside those of loads: a lookup, the save thread, and one to spare.
 const OTHER_CALLERS: usize = 3;
@@ -188,7 +184,7 @@ impl Worker {
             true => config.async_load_workers() as usize,
             false => 1,
         };
-        let guard = guarded::Settings::new(config, MOST_LOST_CALLS, loads + OTHER_CALLERS);
+        let guard = guarded::Settings::new(config, guarded::MOST_HELD, loads + OTHER_CALLERS);
         let store = Guarded::start(store, guard, Arc::clone(&clock), mode)?;
         Ok(Self {
             shared: Arc::new(Shared::new(
@@ -351,7 +347,7 @@ impl Worker {
         let abandoned = self.abandon_loads();
         self.deferred = self.deferred.take().or(abandoned);
         if let Some(mover) = self.mover.take() {
-            mover.close(self.save_timeout.max(PATIENCE_WITH_POOL));
+            mover.close(self.save_timeout.max(guarded::LEAST_PATIENCE));
         }
         Ok(())
     }

@@ -6,16 +6,13 @@ use std::time::{Duration, Instant};
 use super::Worker;
 use crate::error::{Result, bail};
 use crate::lane::Drain;
+use crate::store::guarded::LEAST_PATIENCE;
 
 /// How long [`Worker::drop`] lets queued saves run.
 const PATIENCE_ON_DROP: Duration = Duration::from_secs(10);
 
 /// How long a thread without work may take to end.
 const PATIENCE_IDLE: Duration = Duration::from_secs(1);
-
-/// How long the pool may take to give staging memory back, and to close, whatever the deadline: freed too
-/// early they could end the process.
-pub(super) const PATIENCE_WITH_POOL: Duration = Duration::from_secs(3);
 
 impl Worker {
     /// Ends the worker: queued loads end at once, queued saves run until the deadline, later ones are
@@ -50,7 +47,7 @@ impl Worker {
             }
         }
         if let Some(mover) = self.mover.take() {
-            mover.close(patience().max(PATIENCE_WITH_POOL));
+            mover.close(patience().max(LEAST_PATIENCE));
         }
         self.shared
             .lines
@@ -66,9 +63,7 @@ impl Worker {
             "rank {}: the worker was shut down",
             self.shared.terms.global_rank
         );
-        self.shared
-            .store
-            .close_within(patience(), PATIENCE_WITH_POOL)
+        self.shared.store.close_within(patience(), LEAST_PATIENCE)
     }
 }
 

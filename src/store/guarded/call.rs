@@ -11,6 +11,9 @@ pub(super) trait Call: Send + 'static {
     /// Memory of the call is read or written by the pool itself.
     const LENDS: bool;
 
+    /// Its caller keeps what it was about, for ever, if it is late: nobody takes that back.
+    const KEEPS_LATE: bool = false;
+
     /// The call that ends the store; made although later calls are refused.
     const CLOSES: bool = false;
 
@@ -32,8 +35,10 @@ pub(super) trait Call: Send + 'static {
 pub(super) enum End {
     /// It was made, and the pool answered.
     Answered,
-    /// It was made, and the pool failed as a whole, with this code; [`code::NO_ANSWER`] if it panicked.
+    /// It was made, and the pool failed as a whole, with this code.
     Failed(i32),
+    /// It was made, and the pool panicked.
+    Panicked,
     /// It was never made.
     Unmade,
 }
@@ -184,6 +189,10 @@ impl Core {
                 drop(state);
                 self.failed(pass, code, false);
             }
+            (End::Panicked, _) => {
+                drop(state);
+                self.failed(pass, code::NO_ANSWER, false);
+            }
             (End::Answered, Some(pass)) => {
                 let closed = state.breaker.succeeded(pass);
                 drop(state);
@@ -315,12 +324,16 @@ impl<C: Call> Carrier<C> {
         let Some(call) = self.call.take() else {
             return;
         };
-        let tainted = match end {
-            End::Failed(code) if C::LENDS => Some(code),
-            _ => None,
-        };
         let mut stage = self.ticket.lock();
         let is_late = matches!(*stage, Stage::Late);
+        let tainted = match end {
+            End::Failed(code) if C::LENDS => Some(code),
+            End::Panicked if C::LENDS => Some(code::NO_ANSWER),
+            End::Answered | End::Failed(_) | End::Panicked if is_late && C::KEEPS_LATE => {
+                Some(code::DEADLINE)
+            }
+            _ => None,
+        };
         let late = match (tainted, is_late) {
             (Some(code), _) => {
                 // The pool may still use it, so nobody else ever does.
@@ -389,7 +402,7 @@ impl<C: Call> Drop for Carrier<C> {
                 };
             }
             Progress::Begun => self.end(End::Unmade),
-            Progress::Called => self.end(End::Failed(code::NO_ANSWER)),
+            Progress::Called => self.end(End::Panicked),
             Progress::Ended => {}
         }
     }
@@ -411,7 +424,7 @@ pub(super) fn conclude<C: Call>(
             core.ended(pass, end);
             let fate = match end {
                 End::Unmade => Fate::Closed,
-                End::Failed(code::NO_ANSWER) => Fate::Silent,
+                End::Panicked => Fate::Silent,
                 End::Answered | End::Failed(_) => Fate::Answered,
             };
             (Made::Back(call), fate)

@@ -39,11 +39,21 @@ use crate::layout::Range;
 use crate::stats::PoolCounts;
 use crate::sync::{Arc, Clock, Mutex};
 
+/// Asked for where a pool is only to answer.
+const NOBODYS_KEY: &[u8] = b"kvbridge/does-it-answer";
+
 /// Calls of lookups that are kept to be used again.
 const MOST_SPARE: usize = 8;
 
 /// How long memory may take to be made known to a pool, which pins it where the network wants that.
 const REGISTRATION: Duration = Duration::from_secs(30);
+
+/// So many late calls and quarantined buffers may a pool keep before it is left alone.
+pub const MOST_HELD: usize = 8;
+
+/// How long a pool may take to close and to give memory back, whatever a caller's own deadline: in the middle of that
+/// a process should not end.
+pub const LEAST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How patient a guard is. A time of zero makes every call late.
 #[derive(Debug, Clone, Copy)]
@@ -228,10 +238,19 @@ impl Guarded {
         }
     }
 
-    /// Whether calls are made now, as far as can be said without making one.
+    /// Whether calls that lend buffers are made now. Where that is to be found out, the pool is asked for a key that
+    /// nobody stores, for as long as a lookup may take.
     pub fn is_passable(&self) -> bool {
-        let state = self.core.state.lock();
-        !state.closed && state.breaker.state() == State::Closed
+        let Some(lane) = &self.lane else {
+            return !self.core.state.lock().closed;
+        };
+        let mut keys = Keys::new();
+        keys.push(NOBODYS_KEY);
+        let Ok(pass) = self.admit_pages(lane, &keys) else {
+            return false;
+        };
+        self.core.ended(Some(pass), End::Unmade);
+        true
     }
 
     /// Permission for a call, or the code of all its answers.

@@ -358,6 +358,7 @@ pub(super) struct Register {
 impl Call for Register {
     // The range is only numbers here. Who made the call has the memory, and keeps it if the call is late.
     const LENDS: bool = false;
+    const KEEPS_LATE: bool = true;
 
     fn name(&self) -> &'static str {
         match self.registers {

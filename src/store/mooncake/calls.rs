@@ -12,6 +12,7 @@ use super::codes;
 use super::lists::Lists;
 use crate::device::memory::{Source, Target};
 use crate::error::{self, bail};
+use crate::fork::Process;
 use crate::keys::Keys;
 use crate::layout::Range;
 use crate::store::{
@@ -243,7 +244,7 @@ pub(super) struct Handle {
     /// `None` once closed.
     client: RwLock<Option<Arc<Client>>>,
     capabilities: Capabilities,
-    process: u32,
+    process: Process,
 }
 
 impl Handle {
@@ -251,14 +252,14 @@ impl Handle {
         Self {
             client: RwLock::new(Some(client)),
             capabilities,
-            process: std::process::id(),
+            process: Process::this(),
         }
     }
 
     /// The client for one call, or the code of all its answers.
     fn client(&self) -> Result<Arc<Client>, i32> {
         // Before the lock, which another thread may have held as this process was forked.
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             return Err(code::FORKED);
         }
         self.client.read().clone().ok_or(code::CLOSED)
@@ -270,7 +271,7 @@ impl Handle {
             Err(code::FORKED) => bail!(
                 BadState,
                 "{call}: this process was forked from process {}, in which alone Mooncake's library works",
-                self.process
+                self.process.id()
             ),
             Err(_) => bail!(Closed, "{call}: this handle on the pool was closed"),
         }
@@ -391,7 +392,7 @@ impl Store for Handle {
 
     /// The last handle ends the client and waits for that: about a second, up to 18 without a master.
     fn close(&self) -> error::Result<()> {
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             return Ok(());
         }
         let client = self.client.write().take();

@@ -10,6 +10,7 @@ use super::lists::Lists;
 use super::signals::{apart, start_apart};
 use super::symbols::Symbols;
 use crate::error::Result;
+use crate::fork::Process;
 
 /// A client. Ending it takes about a second, and up to 18 without a master; dropping it leaves that
 /// to a thread of its own.
@@ -17,7 +18,7 @@ use crate::error::Result;
 pub struct Client {
     library: &'static Library,
     handle: NonNull<c_void>,
-    process: u32,
+    process: Process,
     /// Lists of calls that are over, for the next ones.
     pub(super) spare: Mutex<Vec<Lists>>,
 }
@@ -33,7 +34,7 @@ impl Client {
         Self {
             library,
             handle,
-            process: std::process::id(),
+            process: Process::this(),
             spare: Mutex::new(Vec::new()),
         }
     }
@@ -49,7 +50,7 @@ impl Client {
     /// Whether this is another process than the one that made it, and has none of its threads: a
     /// call would never return, or break that process.
     pub(super) fn is_forked(&self) -> bool {
-        self.process != std::process::id()
+        !self.process.is_this()
     }
 
     /// Ends it.

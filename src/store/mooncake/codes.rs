@@ -40,8 +40,9 @@ fn meaning(code: i32) -> Meaning {
 /// What the master of a pool that keeps tenants apart says to a tenant that it does not know.
 pub(super) const UNKNOWN_TENANT: i32 = -1701;
 
-pub(super) fn is_transport(code: i32) -> bool {
-    meaning(code) == Meaning::Transport
+/// Also true where a key was left without an answer: what became of its buffer, nobody knows.
+pub(super) fn is_transport(number: i32) -> bool {
+    number == code::NO_ANSWER || meaning(number) == Meaning::Transport
 }
 
 /// Whether an answer of a get says no more than that the buffer does not fit.

@@ -11,6 +11,7 @@ use super::signals::{Blocked, Handlers, apart};
 use super::symbols::Symbols;
 use super::{waits, watcher};
 use crate::error::{Result, bail};
+use crate::fork::Process;
 
 /// What is loaded, by name. Held during a load: what a load changes in the process is told from what
 /// was before, and of two that run at once one would take the other's changes for the host's wish.
@@ -23,7 +24,7 @@ pub struct Library {
     name: String,
     pub(super) symbols: Symbols,
     /// Only the process that loaded it may use it: a forked one has none of its threads.
-    process: u32,
+    process: Process,
 }
 
 impl Library {
@@ -81,7 +82,7 @@ impl Library {
         let library = Box::leak(Box::new(Self {
             name: name.to_owned(),
             symbols,
-            process: std::process::id(),
+            process: Process::this(),
         }));
         libraries.insert(name.to_owned(), library);
         Ok(library)
@@ -112,12 +113,12 @@ impl Library {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             bail!(
                 PoolRefused,
                 "the library {:?} was loaded before this process was forked, and works in process {} alone",
                 self.name,
-                self.process
+                self.process.id()
             );
         }
         Ok(())

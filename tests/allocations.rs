@@ -97,7 +97,7 @@ impl Store for Hollow {
     fn health(&self) -> Health {
         Health::Up
     }
-    fn is_transport(&self, _: i32) -> bool {
+    fn is_outage(&self, _: i32) -> bool {
         false
     }
     fn close(&self) -> Result<()> {

@@ -424,7 +424,7 @@ fn master_hangs() {
     let [Presence::Unknown(code)] = answers[..] else {
         panic!("{answers:?}");
     };
-    assert!(store.is_transport(code), "{code}");
+    assert!(store.is_outage(code), "{code}");
     assert!(before.elapsed() < Duration::from_secs(20));
     let guard = guarded(connection.handle().unwrap(), Duration::from_millis(50));
     assert_eq!(exist(&*guard, &one), [Presence::Unknown(code::DEADLINE)]);

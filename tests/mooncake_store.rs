@@ -372,9 +372,9 @@ fn codes_become_outcomes_per_key() {
         [RemoveOutcome::Removed, RemoveOutcome::Missing]
     );
     for code in [-800, -900, -901] {
-        assert!(store.is_transport(code));
+        assert!(store.is_outage(code));
     }
-    assert!(!store.is_transport(-704) && !store.is_transport(code::CLOSED));
+    assert!(!store.is_outage(-704) && !store.is_outage(code::CLOSED));
     library.set("health", -5);
     assert_eq!(store.health(), Health::Down(-5));
     store.close().unwrap();

@@ -23,7 +23,8 @@ class Runner {
 
 std::unique_ptr<Runner> RunHere(const Options& options, const Trace& trace,
                                 const miniature::EngineOptions& shape);
-// The engine's ranks are processes too. Make all of them before this process opens a pool.
+// The engine's ranks but the first are processes too. Make all of them before this process opens a
+// pool.
 std::unique_ptr<Runner> RunApart(const Options& options, const Trace& trace,
                                  const miniature::EngineOptions& shape);
 

@@ -49,8 +49,8 @@ Result RunExact(const Options& options, const Trace& trace) {
     return engine;
   };
   std::vector<std::unique_ptr<Runner>> engines;
-  // Processes come before a pool is open in this one, and the pool of this process before its
-  // engines.
+  // Processes that are only forked come before a pool is open in this one, and the pool of this
+  // process before its engines.
   const auto make = options.processes ? RunApart : RunHere;
   std::unique_ptr<PoolView> pool;
   const bool apart = options.processes || !options.peer.empty();

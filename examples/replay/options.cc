@@ -27,7 +27,7 @@ over shared system prompts.
   --store KIND       which pool: embedded, or mooncake over TCP (embedded)
   --master HOST:PORT the master of a Mooncake pool; scripts/replay starts a pool of its own without
   --keys SCHEME      how pages are named: kvb1 or trtllm (kvb1)
-  --processes        each engine is a process, and each of its ranks too; not with --concurrent, nor
+  --processes        each engine is a process, and each of its ranks but the first too; not with --concurrent, nor
                      on the embedded pool, which is one process's own
   --peer COMMAND     the second engine is this program, which knows the pool and its keys by itself
                      (replay/peer.h says what it is told); with --keys trtllm, one group and rank

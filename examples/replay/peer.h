@@ -9,8 +9,8 @@
 namespace replay {
 
 // Runs `options.peer` by the shell, with the master, the namespace, the model key and the tokens
-// per block behind it. Per request it reads a line with the prompt's tokens, and answers with one
-// of three numbers: blocks that the pool served, whole blocks of the prompt, wrong pages.
+// per block behind it. Per request it reads a line with the prompt's tokens, and answers with a
+// line of three numbers: blocks that the pool served, whole blocks of the prompt, wrong pages.
 std::unique_ptr<Runner> RunPeer(const Options& options, const Trace& trace,
                                 const miniature::EngineOptions& shape);
 

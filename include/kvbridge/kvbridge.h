@@ -631,11 +631,12 @@ typedef void (*kvb_store_release_function)(void *context);
  * functions and what `context` points to stay valid until `release` was called. The manual is
  * docs/lending.md.
  *
- * Threads: functions are called on threads of the library and on those that call it, several at
- * once unless `serial` is 1, `release` after all others. A function may take as long as it likes:
- * the library goes on without it at its deadline, and keeps what the call was given. It must not
- * throw; if it does, all keys of the call have failed. It may call the library, but not on a handle
- * that goes through this table: such a call fails.
+ * Threads: functions are called on threads of the library, several at once unless `serial` is 1;
+ * `release` on any thread, after all others. A function may take as long as it likes: the library
+ * goes on without it at its deadline, and keeps what the call was given. It must not throw; if it
+ * does, all keys of the call have failed as with KVB_STORE_NO_ANSWER. It may call the library, but
+ * should not on a handle that goes through this table: with `serial` such a call waits until its
+ * deadline.
  */
 typedef struct kvb_store_table {
   /** sizeof(kvb_store_table) */
@@ -651,13 +652,13 @@ typedef struct kvb_store_table {
   kvb_store_batch_function put;
   /** Reads one object per key into pieces of exactly its size: KVB_GET_*. Required. */
   kvb_store_batch_function get;
-  /** Removes objects: KVB_REMOVE_*. NULL: damaged pages stay in the pool. */
+  /** Removes objects: KVB_REMOVE_*. Called for kvb_store_remove. NULL: every key of it fails. */
   kvb_store_batch_function remove;
   /** Called with a range before pieces lie in it. NULL: the pool need not know. */
   kvb_store_range_function register_memory;
   /** Called with a range that was registered, when no piece in it is in use any more. NULL: as above. */
   kvb_store_range_function unregister_memory;
-  /** Whether the pool can be used. NULL: as far as is known, it can. */
+  /** Whether the pool can be used. Nothing calls it yet. NULL: as far as is known, it can. */
   kvb_store_health_function health;
   /**
    * Called once, on any thread, when no handle has the pool open and no function of the table is

@@ -77,11 +77,12 @@ pub type kvb_store_release_function = Option<unsafe extern "C-unwind" fn(context
 /// functions and what `context` points to stay valid until `release` was called. The manual is
 /// docs/lending.md.
 ///
-/// Threads: functions are called on threads of the library and on those that call it, several at
-/// once unless `serial` is 1, `release` after all others. A function may take as long as it likes:
-/// the library goes on without it at its deadline, and keeps what the call was given. It must not
-/// throw; if it does, all keys of the call have failed. It may call the library, but not on a handle
-/// that goes through this table: such a call fails.
+/// Threads: functions are called on threads of the library, several at once unless `serial` is 1;
+/// `release` on any thread, after all others. A function may take as long as it likes: the library
+/// goes on without it at its deadline, and keeps what the call was given. It must not throw; if it
+/// does, all keys of the call have failed as with KVB_STORE_NO_ANSWER. It may call the library, but
+/// should not on a handle that goes through this table: with `serial` such a call waits until its
+/// deadline.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvb_store_table {
@@ -96,13 +97,13 @@ pub struct kvb_store_table {
     pub put: kvb_store_batch_function,
     /// Reads one object per key into pieces of exactly its size: KVB_GET_*. Required.
     pub get: kvb_store_batch_function,
-    /// Removes objects: KVB_REMOVE_*. NULL: damaged pages stay in the pool.
+    /// Removes objects: KVB_REMOVE_*. Called for kvb_store_remove. NULL: every key of it fails.
     pub remove: kvb_store_batch_function,
     /// Called with a range before pieces lie in it. NULL: the pool need not know.
     pub register_memory: kvb_store_range_function,
     /// Called with a range that was registered, when no piece in it is in use any more. NULL: as above.
     pub unregister_memory: kvb_store_range_function,
-    /// Whether the pool can be used. NULL: as far as is known, it can.
+    /// Whether the pool can be used. Nothing calls it yet. NULL: as far as is known, it can.
     pub health: kvb_store_health_function,
     /// Called once, on any thread, when no handle has the pool open and no function of the table is
     /// running, if kvb_store_open answered KVB_OK. NULL: nobody tells.

@@ -8,13 +8,13 @@ pub use crate::stats::BreakerState as State;
 /// The permission for one call; its end is told with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a probe whose end is never told keeps the breaker from closing"]
-pub struct Pass {
+pub struct Permit {
     /// How often the breaker had opened when the call was admitted: a call speaks only about its own period.
     period: u64,
     probe: bool,
 }
 
-impl Pass {
+impl Permit {
     /// Whether this call alone finds out if the pool answers again.
     pub fn is_probe(&self) -> bool {
         self.probe
@@ -55,7 +55,7 @@ impl Breaker {
     }
 
     /// Asks for a call that begins `now`; `None`: it must not be made.
-    pub fn admit(&mut self, now: Duration) -> Option<Pass> {
+    pub fn admit(&mut self, now: Duration) -> Option<Permit> {
         if self.held >= self.bound {
             return None;
         }
@@ -67,15 +67,15 @@ impl Breaker {
             }
             Mode::Open { .. } | Mode::Probing => return None,
         };
-        Some(Pass {
+        Some(Permit {
             period: self.opened,
             probe,
         })
     }
 
     /// The call was answered in time and by the pool. True if that closed the breaker.
-    pub fn succeeded(&mut self, pass: Pass) -> bool {
-        let is_news = self.is_awaited(pass);
+    pub fn succeeded(&mut self, permit: Permit) -> bool {
+        let is_news = self.is_awaited(permit);
         if is_news {
             self.mode = Mode::Closed;
         }
@@ -86,10 +86,10 @@ impl Breaker {
     /// also again after a probe. `keeps`: its buffers are held now; the pause is the cooldown then, doubled for
     /// each other call whose buffers are held. A probe shows only that the pool answers questions, and each call that
     /// finds out about pages may cost more buffers than there are.
-    pub fn failed(&mut self, pass: Pass, now: Duration, keeps: bool) -> bool {
+    pub fn failed(&mut self, permit: Permit, now: Duration, keeps: bool) -> bool {
         let is_news = match self.mode {
-            Mode::Closed => pass.period == self.opened,
-            Mode::Probing => self.is_awaited(pass),
+            Mode::Closed => permit.period == self.opened,
+            Mode::Probing => self.is_awaited(permit),
             Mode::Open { .. } => false,
         };
         if is_news {
@@ -110,8 +110,8 @@ impl Breaker {
     }
 
     /// The call was not made after all. The next one may probe in its place.
-    pub fn withdrawn(&mut self, pass: Pass, now: Duration) {
-        if self.is_awaited(pass) {
+    pub fn withdrawn(&mut self, permit: Permit, now: Duration) {
+        if self.is_awaited(permit) {
             self.mode = Mode::Open { until: now };
         }
     }
@@ -150,8 +150,8 @@ impl Breaker {
     }
 
     /// Whether this is the probe that decides now.
-    fn is_awaited(&self, pass: Pass) -> bool {
-        pass.probe && pass.period == self.opened && matches!(self.mode, Mode::Probing)
+    fn is_awaited(&self, permit: Permit) -> bool {
+        permit.probe && permit.period == self.opened && matches!(self.mode, Mode::Probing)
     }
 }
 
@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn a_failure_opens_for_the_cooldown_and_one_probe_closes() {
         let mut breaker = breaker();
-        let pass = breaker.admit(at(0)).unwrap();
-        assert!(!pass.is_probe());
-        assert!(breaker.failed(pass, at(1), false));
+        let permit = breaker.admit(at(0)).unwrap();
+        assert!(!permit.is_probe());
+        assert!(breaker.failed(permit, at(1), false));
         assert_eq!(breaker.state(), State::Open);
         assert_eq!(breaker.admit(at(1)), None);
         assert_eq!(breaker.admit(at(6) - Duration::from_nanos(1)), None);
@@ -191,8 +191,8 @@ mod tests {
     #[test]
     fn a_probe_that_fails_opens_for_another_cooldown() {
         let mut breaker = breaker();
-        let pass = breaker.admit(at(0)).unwrap();
-        breaker.failed(pass, at(0), false);
+        let permit = breaker.admit(at(0)).unwrap();
+        breaker.failed(permit, at(0), false);
         let probe = breaker.admit(at(5)).unwrap();
         assert!(breaker.failed(probe, at(7), false));
         assert_eq!(breaker.admit(at(11)), None);
@@ -202,15 +202,15 @@ mod tests {
     #[test]
     fn calls_of_one_outage_open_once_and_do_not_prolong() {
         let mut breaker = breaker();
-        let passes = [0, 0, 0].map(|second| breaker.admit(at(second)).unwrap());
-        assert!(breaker.failed(passes[0], at(1), false));
-        assert!(!breaker.failed(passes[1], at(4), false));
+        let permits = [0, 0, 0].map(|second| breaker.admit(at(second)).unwrap());
+        assert!(breaker.failed(permits[0], at(1), false));
+        assert!(!breaker.failed(permits[1], at(4), false));
         let probe = breaker.admit(at(6)).unwrap();
-        assert!(!breaker.failed(passes[2], at(6), false));
+        assert!(!breaker.failed(permits[2], at(6), false));
         assert_eq!(breaker.state(), State::Probing);
         breaker.succeeded(probe);
         assert!(
-            !breaker.failed(passes[2], at(7), false),
+            !breaker.failed(permits[2], at(7), false),
             "an old period's failure"
         );
         assert_eq!(breaker.state(), State::Closed);
@@ -235,14 +235,14 @@ mod tests {
     #[test]
     fn a_probe_that_was_never_made_leaves_its_place_to_the_next() {
         let mut breaker = breaker();
-        let pass = breaker.admit(at(0)).unwrap();
-        breaker.failed(pass, at(0), false);
+        let permit = breaker.admit(at(0)).unwrap();
+        breaker.failed(permit, at(0), false);
         let probe = breaker.admit(at(5)).unwrap();
         breaker.withdrawn(probe, at(5));
         assert!(breaker.admit(at(5)).unwrap().is_probe());
         let mut closed = Breaker::new(COOLDOWN, 3);
-        let pass = closed.admit(at(0)).unwrap();
-        closed.withdrawn(pass, at(0));
+        let permit = closed.admit(at(0)).unwrap();
+        closed.withdrawn(permit, at(0));
         assert_eq!(closed.state(), State::Closed);
     }
 
@@ -264,32 +264,32 @@ mod tests {
         let mut breaker = Breaker::new(COOLDOWN, 100);
         let mut now = at(0);
         for pause in [5, 10, 20, 40] {
-            let pass = breaker.admit(now).unwrap();
+            let permit = breaker.admit(now).unwrap();
             breaker.hold(true);
-            assert!(breaker.failed(pass, now, true));
+            assert!(breaker.failed(permit, now, true));
             assert_eq!(breaker.admit(now + at(pause - 1)), None);
             now += at(pause);
             let probe = breaker.admit(now).unwrap();
             breaker.succeeded(probe);
         }
         // What costs nothing waits no longer than before, and what came home does not count.
-        let pass = breaker.admit(now).unwrap();
-        breaker.failed(pass, now, false);
+        let permit = breaker.admit(now).unwrap();
+        breaker.failed(permit, now, false);
         now += COOLDOWN;
         let probe = breaker.admit(now).unwrap();
         breaker.succeeded(probe);
         for _ in 0..3 {
             breaker.release(true);
         }
-        let pass = breaker.admit(now).unwrap();
+        let permit = breaker.admit(now).unwrap();
         breaker.hold(true);
-        breaker.failed(pass, now, true);
+        breaker.failed(permit, now, true);
         assert!(breaker.admit(now + at(10)).is_some());
         // Any number of them has a pause.
         let mut breaker = Breaker::new(COOLDOWN, 100);
-        let pass = breaker.admit(now).unwrap();
+        let permit = breaker.admit(now).unwrap();
         (0..90).for_each(|_| breaker.hold(true));
-        breaker.failed(pass, now, true);
+        breaker.failed(permit, now, true);
         assert_eq!(breaker.admit(now + at(1 << 32)), None);
     }
 
@@ -322,7 +322,7 @@ mod tests {
         #[test]
         fn the_rules_hold_in_any_order(events in prop::collection::vec(event(), 0..80)) {
             let mut breaker = breaker();
-            let (mut now, mut out, mut opened_at) = (at(0), Vec::<Pass>::new(), None);
+            let (mut now, mut out, mut opened_at) = (at(0), Vec::<Permit>::new(), None);
             for event in events {
                 let mut pick = |index: prop::sample::Index| {
                     (!out.is_empty()).then(|| out.swap_remove(index.index(out.len())))
@@ -330,45 +330,45 @@ mod tests {
                 match event {
                     Event::Admit => {
                         let before = breaker.state();
-                        if let Some(pass) = breaker.admit(now) {
+                        if let Some(permit) = breaker.admit(now) {
                             prop_assert!(breaker.held() < 3);
                             prop_assert!(opened_at.is_none_or(|opened| now >= opened + COOLDOWN));
-                            prop_assert_eq!(pass.is_probe(), before == State::Open);
-                            out.push(pass);
+                            prop_assert_eq!(permit.is_probe(), before == State::Open);
+                            out.push(permit);
                         }
                     }
-                    Event::Succeed(index) => if let Some(pass) = pick(index) {
+                    Event::Succeed(index) => if let Some(permit) = pick(index) {
                         let (before, held) = (breaker.state(), breaker.held());
-                        breaker.succeeded(pass);
+                        breaker.succeeded(permit);
                         if before != breaker.state() {
-                            prop_assert!(pass.is_probe() && held < 3);
+                            prop_assert!(permit.is_probe() && held < 3);
                         }
                     },
                     Event::Fail(index) => {
-                        let opens = pick(index).is_some_and(|pass| breaker.failed(pass, now, false));
+                        let opens = pick(index).is_some_and(|permit| breaker.failed(permit, now, false));
                         if opens {
                             opened_at = Some(now);
                             prop_assert_eq!(breaker.state(), State::Open);
                         }
                     }
-                    Event::Withdraw(index) => if let Some(pass) = pick(index) {
-                        breaker.withdrawn(pass, now);
+                    Event::Withdraw(index) => if let Some(permit) = pick(index) {
+                        breaker.withdrawn(permit, now);
                     },
                     Event::Hold => breaker.hold(false),
                     Event::Release => breaker.release(false),
                     Event::Wait(seconds) => now += at(seconds),
                 }
             }
-            for pass in out {
-                breaker.withdrawn(pass, now);
+            for permit in out {
+                breaker.withdrawn(permit, now);
             }
             while breaker.held() > 0 {
                 breaker.release(false);
             }
             let last = breaker.admit(now + COOLDOWN);
             prop_assert!(last.is_some());
-            if let Some(pass) = last {
-                breaker.succeeded(pass);
+            if let Some(permit) = last {
+                breaker.succeeded(permit);
             }
             prop_assert_eq!(breaker.state(), State::Closed);
         }

@@ -430,8 +430,8 @@ impl Store for Faulty {
         self.inner.health()
     }
 
-    fn is_transport(&self, number: i32) -> bool {
-        number == code::UNREACHABLE || self.inner.is_transport(number)
+    fn is_outage(&self, number: i32) -> bool {
+        number == code::UNREACHABLE || self.inner.is_outage(number)
     }
 
     fn close(&self) -> Result<()> {

@@ -293,7 +293,7 @@ pub trait Store: Send + Sync {
     /// the pieces of the call. Such a code opens the breaker, and keeps the buffers of a get or put for ever. Asked
     /// only where a store [can be late](Capabilities::can_be_late); say yes, too, for those of [`code`] that this
     /// store answers with in such a case.
-    fn is_transport(&self, code: i32) -> bool;
+    fn is_outage(&self, code: i32) -> bool;
 
     /// Ends the use of this handle: later calls fail with [`code::CLOSED`]. Closing again is ok.
     fn close(&self) -> Result<()>;

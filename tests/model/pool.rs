@@ -334,7 +334,7 @@ impl Store for Pool {
         Health::Up
     }
 
-    fn is_transport(&self, _: i32) -> bool {
+    fn is_outage(&self, _: i32) -> bool {
         false
     }
     fn close(&self) -> Result<()> {

@@ -129,8 +129,8 @@ impl Store for Lent {
     fn health(&self) -> Health {
         self.store.health()
     }
-    fn is_transport(&self, code: i32) -> bool {
-        self.store.is_transport(code)
+    fn is_outage(&self, code: i32) -> bool {
+        self.store.is_outage(code)
     }
     fn close(&self) -> Result<()> {
         Ok(())

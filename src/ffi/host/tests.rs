@@ -714,7 +714,7 @@ fn the_codes_of_the_header_are_those_of_the_store() {
         KVB_STORE_STILL_IN_USE,
         KVB_STORE_NO_ANSWER,
     ] {
-        assert!(store.is_transport(code));
+        assert!(store.is_outage(code));
     }
     for code in [
         code::HOST_FAILED,
@@ -723,6 +723,6 @@ fn the_codes_of_the_header_are_those_of_the_store() {
         -800,
         code::CLOSED,
     ] {
-        assert!(!store.is_transport(code));
+        assert!(!store.is_outage(code));
     }
 }

@@ -238,7 +238,7 @@ impl Store for Pool {
 
     /// Other handles on the pool go on; with the last one its objects and memory go, once the
     /// calls that are running have returned.
-    fn is_transport(&self, _: i32) -> bool {
+    fn is_outage(&self, _: i32) -> bool {
         false
     }
 

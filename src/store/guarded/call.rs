@@ -1,7 +1,7 @@
 //! One call of a pool on a thread of the guard's, and the hand-over of what it owns.
 
 use crate::lane::{Item, Step};
-use crate::store::breaker::{Breaker, Pass};
+use crate::store::breaker::{Breaker, Permit};
 use crate::store::{Store, code};
 use crate::sync::{Arc, Clock, Mutex};
 
@@ -154,7 +154,7 @@ impl Core {
     }
 
     /// A call missed its deadline; `stays`: inside the pool; `lends`: with buffers.
-    pub(super) fn missed(&self, pass: Option<Pass>, stays: bool, lends: bool) {
+    pub(super) fn missed(&self, permit: Option<Permit>, stays: bool, lends: bool) {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.tally.deadlines += 1;
@@ -162,16 +162,16 @@ impl Core {
             state.tally.late += 1;
             state.breaker.hold(lends);
         }
-        let opened = state.fail(pass, now, stays && lends);
+        let opened = state.fail(permit, now, stays && lends);
         drop(state);
         if opened {
-            self.say_opened(pass, "did not answer in time");
+            self.say_opened(permit, "did not answer in time");
         }
     }
 
     /// Says once per outage that there is one; probes that fail are its continuation.
-    fn say_opened(&self, pass: Option<Pass>, what: &str) {
-        if pass.is_some_and(|pass| pass.is_probe()) {
+    fn say_opened(&self, permit: Option<Permit>, what: &str) {
+        if permit.is_some_and(|permit| permit.is_probe()) {
             return;
         }
         tracing::warn!(
@@ -181,20 +181,20 @@ impl Core {
     }
 
     /// A call in time ended.
-    pub(super) fn ended(&self, pass: Option<Pass>, end: End) {
+    pub(super) fn ended(&self, permit: Option<Permit>, end: End) {
         let now = self.clock.now();
         let mut state = self.state.lock();
-        match (end, pass) {
+        match (end, permit) {
             (End::Failed(code), _) => {
                 drop(state);
-                self.failed(pass, code, false);
+                self.failed(permit, code, false);
             }
             (End::Panicked, _) => {
                 drop(state);
-                self.failed(pass, code::NO_ANSWER, false);
+                self.failed(permit, code::NO_ANSWER, false);
             }
-            (End::Answered, Some(pass)) => {
-                let closed = state.breaker.succeeded(pass);
+            (End::Answered, Some(permit)) => {
+                let closed = state.breaker.succeeded(permit);
                 drop(state);
                 if closed {
                     tracing::warn!(
@@ -203,20 +203,20 @@ impl Core {
                     );
                 }
             }
-            (End::Unmade, Some(pass)) => state.breaker.withdrawn(pass, now),
+            (End::Unmade, Some(permit)) => state.breaker.withdrawn(permit, now),
             (_, None) => {}
         }
     }
 
     /// A call in time failed with this code; `keeps`: it was quarantined.
-    pub(super) fn failed(&self, pass: Option<Pass>, code: i32, keeps: bool) {
+    pub(super) fn failed(&self, permit: Option<Permit>, code: i32, keeps: bool) {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.tally.failures += 1;
-        let opened = state.fail(pass, now, keeps);
+        let opened = state.fail(permit, now, keeps);
         drop(state);
         if opened {
-            self.say_opened(pass, &format!("failed with {code}"));
+            self.say_opened(permit, &format!("failed with {code}"));
         }
     }
 
@@ -256,8 +256,8 @@ impl Core {
 
 impl State {
     /// Whether that opened the breaker.
-    fn fail(&mut self, pass: Option<Pass>, now: std::time::Duration, keeps: bool) -> bool {
-        let opened = pass.is_some_and(|pass| self.breaker.failed(pass, now, keeps));
+    fn fail(&mut self, permit: Option<Permit>, now: std::time::Duration, keeps: bool) -> bool {
+        let opened = permit.is_some_and(|permit| self.breaker.failed(permit, now, keeps));
         self.tally.opened += u64::from(opened);
         opened
     }
@@ -412,16 +412,16 @@ impl<C: Call> Drop for Carrier<C> {
 pub(super) fn conclude<C: Call>(
     core: &Core,
     ticket: &Ticket<C>,
-    pass: Option<Pass>,
+    permit: Option<Permit>,
 ) -> (Made<C>, Fate) {
     let mut stage = ticket.lock();
     match std::mem::replace(&mut *stage, Stage::Gone) {
         Stage::Queued(call) => {
-            core.missed(pass, false, C::LENDS);
+            core.missed(permit, false, C::LENDS);
             (Made::Back(call), Fate::Missed)
         }
         Stage::Back(call, end) => {
-            core.ended(pass, end);
+            core.ended(permit, end);
             let fate = match end {
                 End::Unmade => Fate::Closed,
                 End::Panicked => Fate::Silent,
@@ -430,7 +430,7 @@ pub(super) fn conclude<C: Call>(
             (Made::Back(call), fate)
         }
         Stage::Tainted(code) => {
-            core.failed(pass, code, true);
+            core.failed(permit, code, true);
             let fate = match code {
                 code::NO_ANSWER => Fate::Silent,
                 _ => Fate::Answered,
@@ -439,7 +439,7 @@ pub(super) fn conclude<C: Call>(
         }
         Stage::Running => {
             *stage = Stage::Late;
-            core.missed(pass, true, C::LENDS);
+            core.missed(permit, true, C::LENDS);
             (Made::Kept(code::DEADLINE), Fate::Missed)
         }
         // The caller concludes once.

@@ -62,10 +62,10 @@ fn handed_over_once(fails: bool) {
             fails,
         };
         let ticket = Arc::new(Mutex::new(Stage::Queued(call)));
-        let pass = core.state.lock().breaker.admit(Duration::ZERO);
+        let permit = core.state.lock().breaker.admit(Duration::ZERO);
         let mut item = Carrier::new(Arc::clone(&core), Arc::clone(&ticket));
         let carrier = thread::spawn(move || while item.step() == Step::More {});
-        let (made, _) = conclude(&core, &ticket, pass);
+        let (made, _) = conclude(&core, &ticket, permit);
         let is_back = matches!(made, Made::Back(_));
         carrier.join().unwrap();
         let state = core.state.lock();

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use self::call::{Call, Carrier, Core, End, Fate, Stage, Tally, Ticket, conclude};
 use self::owned::{AskHealth, Exist, PageCall, Remove};
-use super::breaker::{Breaker, Pass, State};
+use super::breaker::{Breaker, Permit, State};
 use super::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store, answer_all, code,
@@ -188,8 +188,8 @@ impl Guarded {
             return Made::Back(call);
         }
         let (mut made, code) = match self.admit_pages(lane, call.keys()) {
-            Ok(pass) => {
-                let (made, fate) = self.carry_out(lane, call, patience, Some(pass));
+            Ok(permit) => {
+                let (made, fate) = self.carry_out(lane, call, patience, Some(permit));
                 (made, fate.code())
             }
             Err(code) => (Made::Back(call), Some(code)),
@@ -215,15 +215,15 @@ impl Guarded {
         if keys.is_empty() {
             return out.clear();
         }
-        let pass = match self.admit() {
-            Ok(pass) => pass,
+        let permit = match self.admit() {
+            Ok(permit) => permit,
             Err(code) => return answer_all(out, keys.len(), Presence::Unknown(code)),
         };
         let mut call = self.spare.lock().pop().unwrap_or_default();
         call.keys.clear();
         call.keys.extend(keys);
         let left = deadline.saturating_sub(self.core.clock.now());
-        let (made, fate) = self.carry_out(lane, call, left, Some(pass));
+        let (made, fate) = self.carry_out(lane, call, left, Some(permit));
         match (made, fate.code()) {
             (Made::Back(mut call), None) => {
                 std::mem::swap(out, &mut call.out);
@@ -246,22 +246,22 @@ impl Guarded {
         };
         let mut keys = Keys::new();
         keys.push(NOBODYS_KEY);
-        let Ok(pass) = self.admit_pages(lane, &keys) else {
+        let Ok(permit) = self.admit_pages(lane, &keys) else {
             return false;
         };
-        self.core.ended(Some(pass), End::Unmade);
+        self.core.ended(Some(permit), End::Unmade);
         true
     }
 
     /// Permission for a call, or the code of all its answers.
-    fn admit(&self) -> std::result::Result<Pass, i32> {
+    fn admit(&self) -> std::result::Result<Permit, i32> {
         let now = self.core.clock.now();
         let mut state = self.core.state.lock();
         if state.closed {
             return Err(code::CLOSED);
         }
         match state.breaker.admit(now) {
-            Some(pass) => Ok(pass),
+            Some(permit) => Ok(permit),
             None => {
                 state.tally.refused += 1;
                 Err(code::BREAKER_OPEN)
@@ -271,21 +271,21 @@ impl Guarded {
 
     /// [`admit`](Self::admit) for calls that lend buffers. They do not probe, since a probe that fails
     /// would cost the buffers: a lookup of the first key does.
-    fn admit_pages(&self, lane: &Lane, keys: &Keys) -> std::result::Result<Pass, i32> {
-        let pass = self.admit()?;
-        if !pass.is_probe() {
-            return Ok(pass);
+    fn admit_pages(&self, lane: &Lane, keys: &Keys) -> std::result::Result<Permit, i32> {
+        let permit = self.admit()?;
+        if !permit.is_probe() {
+            return Ok(permit);
         }
         let mut probe = Exist::default();
         probe.keys.push(keys.get(0));
-        let _ = self.carry_out(lane, probe, self.settings.lookup, Some(pass));
-        let pass = self.admit()?;
-        if pass.is_probe() {
+        let _ = self.carry_out(lane, probe, self.settings.lookup, Some(permit));
+        let permit = self.admit()?;
+        if permit.is_probe() {
             // That probe was never made. Neither is this one.
-            self.core.ended(Some(pass), End::Unmade);
+            self.core.ended(Some(permit), End::Unmade);
             return Err(code::BREAKER_OPEN);
         }
-        Ok(pass)
+        Ok(permit)
     }
 
     /// Has a call made and waits for it until the deadline.
@@ -294,7 +294,7 @@ impl Guarded {
         lane: &Lane,
         call: C,
         patience: Duration,
-        pass: Option<Pass>,
+        permit: Option<Permit>,
     ) -> (Made<C>, Fate) {
         let core = &self.core;
         let deadline = core.clock.now().saturating_add(patience);
@@ -306,7 +306,7 @@ impl Guarded {
         lane.wait_until(Some(patience), || {
             has_ended() || core.clock.now() >= deadline
         });
-        let (made, fate) = conclude(core, &ticket, pass);
+        let (made, fate) = conclude(core, &ticket, permit);
         if fate == Fate::Silent
             && let Some(panic) = lane.take_panic()
         {
@@ -354,8 +354,8 @@ impl Store for Guarded {
         if keys.is_empty() {
             return out.clear();
         }
-        let pass = match self.admit() {
-            Ok(pass) => pass,
+        let permit = match self.admit() {
+            Ok(permit) => permit,
             Err(code) => return answer_all(out, keys.len(), RemoveOutcome::Failed(code)),
         };
         let call = Remove {
@@ -363,7 +363,7 @@ impl Store for Guarded {
             force,
             out: Vec::new(),
         };
-        let (made, fate) = self.carry_out(lane, call, self.settings.save, Some(pass));
+        let (made, fate) = self.carry_out(lane, call, self.settings.save, Some(permit));
         match (made, fate.code()) {
             (Made::Back(mut call), None) => std::mem::swap(out, &mut call.out),
             (Made::Kept(code), _) | (Made::Back(_), Some(code)) => {
@@ -389,7 +389,7 @@ impl Store for Guarded {
             return self.core.store.health();
         };
         let now = self.core.clock.now();
-        let pass = {
+        let permit = {
             let mut state = self.core.state.lock();
             if state.closed {
                 return Health::Down(code::CLOSED);
@@ -399,19 +399,19 @@ impl Store for Guarded {
                 State::Open | State::Probing => None,
             }
         };
-        let Some(pass) = pass else {
+        let Some(permit) = permit else {
             return Health::Down(code::BREAKER_OPEN);
         };
         let call = AskHealth(Health::Down(code::NO_ANSWER));
-        let (made, fate) = self.carry_out(lane, call, self.settings.lookup, Some(pass));
+        let (made, fate) = self.carry_out(lane, call, self.settings.lookup, Some(permit));
         match (made, fate.code()) {
             (Made::Back(call), None) => call.0,
             (Made::Kept(code), _) | (Made::Back(_), Some(code)) => Health::Down(code),
         }
     }
 
-    fn is_transport(&self, code: i32) -> bool {
-        self.core.store.is_transport(code)
+    fn is_outage(&self, code: i32) -> bool {
+        self.core.store.is_outage(code)
     }
 
     /// Waits for calls inside the pool and closes it, all by the deadline. `Busy` if one is still inside: whoever leaves

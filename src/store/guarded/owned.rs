@@ -117,7 +117,7 @@ impl<B: Buffers> Call for Get<B> {
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            GetOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
+            GetOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
             _ => None,
         })
     }
@@ -189,7 +189,7 @@ impl<B: Buffers> Call for Put<B> {
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            PutOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
+            PutOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
             _ => None,
         })
     }
@@ -285,7 +285,7 @@ impl Call for Exist {
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.out.iter().find_map(|outcome| match outcome {
-            Presence::Unknown(code) if store.is_transport(*code) => Some(*code),
+            Presence::Unknown(code) if store.is_outage(*code) => Some(*code),
             _ => None,
         })
     }
@@ -314,7 +314,7 @@ impl Call for Remove {
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
         self.out.iter().find_map(|outcome| match outcome {
-            RemoveOutcome::Failed(code) if store.is_transport(*code) => Some(*code),
+            RemoveOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
             _ => None,
         })
     }
@@ -339,7 +339,7 @@ impl Call for AskHealth {
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
         match self.0 {
-            Health::Down(code) if store.is_transport(code) => Some(code),
+            Health::Down(code) if store.is_outage(code) => Some(code),
             _ => None,
         }
     }

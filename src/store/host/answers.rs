@@ -14,14 +14,14 @@ type Answer<T> = Result<T, i32>;
 pub(super) fn failure(number: i32) -> i32 {
     match number {
         HOST_CODES..=-1 => number,
-        named if is_transport(named) => named,
+        named if is_outage(named) => named,
         _ => code::HOST_FAILED,
     }
 }
 
 /// The pool, or a part of it, is away. Also what ended without an answer: a function that threw may
 /// have left transfers behind.
-pub(super) fn is_transport(code: i32) -> bool {
+pub(super) fn is_outage(code: i32) -> bool {
     matches!(
         code,
         code::UNREACHABLE | code::STILL_IN_USE | code::NO_ANSWER

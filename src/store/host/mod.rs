@@ -536,8 +536,8 @@ impl Store for Handle {
         }
     }
 
-    fn is_transport(&self, code: i32) -> bool {
-        answers::is_transport(code)
+    fn is_outage(&self, code: i32) -> bool {
+        answers::is_outage(code)
     }
 
     fn close(&self) -> Result<()> {

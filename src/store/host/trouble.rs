@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::answers::{failure, is_transport};
+use super::answers::{failure, is_outage};
 use crate::store::code;
 
 /// What one batch had to say.
@@ -69,7 +69,7 @@ impl Report {
     /// A key failed with this code.
     pub(super) fn failed(&mut self, code: i32) {
         self.failed += 1;
-        self.lost |= is_transport(code);
+        self.lost |= is_outage(code);
     }
 }
 

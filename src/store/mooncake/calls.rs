@@ -139,7 +139,7 @@ impl Client {
                 };
                 for answer in codes {
                     *answer = told(*answer, of_the_call);
-                    if codes::is_transport(*answer) {
+                    if codes::is_outage(*answer) {
                         failure = Some(*answer);
                     }
                 }
@@ -197,7 +197,7 @@ impl Client {
                         outcome = self.misfit(key, size as u64, outcome);
                     }
                     if let GetOutcome::Failed(code) = outcome
-                        && codes::is_transport(code)
+                        && codes::is_outage(code)
                     {
                         failure = Some(code);
                     }
@@ -230,7 +230,7 @@ impl Client {
                     (self.symbols().remove)(self.handle(), key, c_int::from(force))
                 });
                 // Each further call would wait as long as this one did.
-                failure = codes::is_transport(answer).then_some(answer);
+                failure = codes::is_outage(answer).then_some(answer);
                 out.push(codes::remove(answer));
             }
             Ok(())
@@ -386,8 +386,8 @@ impl Store for Handle {
         }
     }
 
-    fn is_transport(&self, code: i32) -> bool {
-        codes::is_transport(code)
+    fn is_outage(&self, code: i32) -> bool {
+        codes::is_outage(code)
     }
 
     /// The last handle ends the client and waits for that: about a second, up to 18 without a master.

@@ -41,7 +41,7 @@ fn meaning(code: i32) -> Meaning {
 pub(super) const UNKNOWN_TENANT: i32 = -1701;
 
 /// Also true where a key was left without an answer: what became of its buffer, nobody knows.
-pub(super) fn is_transport(number: i32) -> bool {
+pub(super) fn is_outage(number: i32) -> bool {
     number == code::NO_ANSWER || meaning(number) == Meaning::Transport
 }
 
@@ -158,9 +158,9 @@ mod tests {
             assert_eq!(get(code.into(), 8), get_is);
             assert_eq!(remove(code), remove_is);
             assert_eq!(presence(code), Presence::Unknown(code));
-            assert_eq!(is_transport(code), code == -800);
+            assert_eq!(is_outage(code), code == -800);
         }
-        assert!(is_transport(-900) && is_transport(-901) && !is_transport(0));
+        assert!(is_outage(-900) && is_outage(-901) && !is_outage(0));
     }
 
     #[test]

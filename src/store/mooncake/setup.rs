@@ -315,7 +315,7 @@ impl Setup {
         store.put(&keys, sources, &PutOptions::default(), &mut put);
         match put[..] {
             [PutOutcome::Failed(codes::UNKNOWN_TENANT)] => return Ok(true),
-            [PutOutcome::Failed(code)] if codes::is_transport(code) => bail!(
+            [PutOutcome::Failed(code)] if codes::is_outage(code) => bail!(
                 PoolFailed,
                 "whether the master at \"{}\" keeps tenants apart is not known: it answered {code}",
                 self.master_text

@@ -255,6 +255,8 @@ fn memory_of_a_call_that_failed_on_the_way_is_not_used_again() {
 
 #[test]
 fn a_pool_that_keeps_too_much_is_left_alone() {
+    let lines = Lines::default();
+    let _told = tracing::subscriber::set_default(lines.clone());
     let tokens = prompt(1, 4 * T + 1);
     let mut rig = stocked(Setup::default(), &tokens);
     rig.script(vec![rule(
@@ -279,6 +281,35 @@ fn a_pool_that_keeps_too_much_is_left_alone() {
     rig.check(50);
     rig.drain();
     assert_eq!(rig.faulty.count(Call::Any).calls, calls);
+    let said = lines.take("until this process starts again");
+    assert_eq!(said.len(), 1);
+}
+
+#[test]
+fn the_more_memory_a_pool_has_kept_the_longer_it_is_left_alone() {
+    let tokens = prompt(1, 4 * T + 1);
+    let mut rig = stocked(Setup::default(), &tokens);
+    rig.script(vec![rule(
+        Call::Get,
+        Which::All,
+        Action::Fail(code::UNREACHABLE),
+    )]);
+    // Seconds at which a load failed.
+    let mut failed = Vec::new();
+    for second in 0..40 {
+        let id = 10 + second;
+        let offered = rig.admit(id, &tokens) as usize;
+        let metadata = rig.build(&[(id, tokens.len() - offered)]);
+        rig.bind(&metadata);
+        rig.start_load().unwrap();
+        if !rig.ranks[0].worker.take_failed_loads().is_empty() {
+            failed.push(second);
+        }
+        rig.reset(id);
+        rig.clock.advance(Duration::from_secs(1));
+    }
+    // A lender that died is asked for its pages for some 10 s more: the memory of 8 calls lasts longer.
+    assert_eq!(failed, [0, 1, 3, 7, 15, 31]);
 }
 
 #[test]

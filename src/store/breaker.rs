@@ -27,6 +27,8 @@ pub struct Breaker {
     cooldown: Duration,
     bound: usize,
     held: usize,
+    /// What of it are buffers.
+    buffers: usize,
     mode: Mode,
     opened: u64,
 }
@@ -39,13 +41,14 @@ enum Mode {
 }
 
 impl Breaker {
-    /// A closed breaker. After an opening nothing passes for `cooldown`. At `bound` holds (0 counts as 1)
-    /// nothing passes at all.
+    /// A closed breaker. After an opening nothing passes for `cooldown`, or longer where buffers were lost
+    /// ([`failed`](Self::failed)). At `bound` holds (0 counts as 1) nothing passes at all.
     pub fn new(cooldown: Duration, bound: usize) -> Self {
         Self {
             cooldown,
             bound: bound.max(1),
             held: 0,
+            buffers: 0,
             mode: Mode::Closed,
             opened: 0,
         }
@@ -80,8 +83,10 @@ impl Breaker {
     }
 
     /// The call missed its deadline, or the pool could not be reached. True if that opened the breaker,
-    /// also again after a probe.
-    pub fn failed(&mut self, pass: Pass, now: Duration) -> bool {
+    /// also again after a probe. `keeps`: its buffers are held now; the pause is the cooldown then, doubled for
+    /// each other call whose buffers are held. A probe shows only that the pool answers questions, and each call that
+    /// finds out about pages may cost more buffers than there are.
+    pub fn failed(&mut self, pass: Pass, now: Duration, keeps: bool) -> bool {
         let is_news = match self.mode {
             Mode::Closed => pass.period == self.opened,
             Mode::Probing => self.is_awaited(pass),
@@ -89,8 +94,16 @@ impl Breaker {
         };
         if is_news {
             self.opened += 1;
+            let others = match keeps {
+                true => self.buffers.saturating_sub(1),
+                false => 0,
+            };
+            let doubled = u32::try_from(others)
+                .ok()
+                .and_then(|n| 1_u32.checked_shl(n));
+            let pause = self.cooldown.saturating_mul(doubled.unwrap_or(u32::MAX));
             self.mode = Mode::Open {
-                until: now.saturating_add(self.cooldown),
+                until: now.saturating_add(pause),
             };
         }
         is_news
@@ -104,14 +117,21 @@ impl Breaker {
     }
 
     /// Something is held from now on: a thread with a call that has not returned, or buffers that the
-    /// pool may still use.
-    pub fn hold(&mut self) {
+    /// pool may still use (`buffers`).
+    pub fn hold(&mut self, buffers: bool) {
         self.held += 1;
+        self.buffers += usize::from(buffers);
     }
 
     /// What was held is free again.
-    pub fn release(&mut self) {
+    pub fn release(&mut self, buffers: bool) {
         self.held = self.held.saturating_sub(1);
+        self.buffers = self.buffers.saturating_sub(usize::from(buffers));
+    }
+
+    /// At so many holds nothing passes.
+    pub fn bound(&self) -> usize {
+        self.bound
     }
 
     /// How much is held now.
@@ -155,7 +175,7 @@ mod tests {
         let mut breaker = breaker();
         let pass = breaker.admit(at(0)).unwrap();
         assert!(!pass.is_probe());
-        assert!(breaker.failed(pass, at(1)));
+        assert!(breaker.failed(pass, at(1), false));
         assert_eq!(breaker.state(), State::Open);
         assert_eq!(breaker.admit(at(1)), None);
         assert_eq!(breaker.admit(at(6) - Duration::from_nanos(1)), None);
@@ -172,9 +192,9 @@ mod tests {
     fn a_probe_that_fails_opens_for_another_cooldown() {
         let mut breaker = breaker();
         let pass = breaker.admit(at(0)).unwrap();
-        breaker.failed(pass, at(0));
+        breaker.failed(pass, at(0), false);
         let probe = breaker.admit(at(5)).unwrap();
-        assert!(breaker.failed(probe, at(7)));
+        assert!(breaker.failed(probe, at(7), false));
         assert_eq!(breaker.admit(at(11)), None);
         assert!(breaker.admit(at(12)).is_some());
     }
@@ -183,13 +203,16 @@ mod tests {
     fn calls_of_one_outage_open_once_and_do_not_prolong() {
         let mut breaker = breaker();
         let passes = [0, 0, 0].map(|second| breaker.admit(at(second)).unwrap());
-        assert!(breaker.failed(passes[0], at(1)));
-        assert!(!breaker.failed(passes[1], at(4)));
+        assert!(breaker.failed(passes[0], at(1), false));
+        assert!(!breaker.failed(passes[1], at(4), false));
         let probe = breaker.admit(at(6)).unwrap();
-        assert!(!breaker.failed(passes[2], at(6)));
+        assert!(!breaker.failed(passes[2], at(6), false));
         assert_eq!(breaker.state(), State::Probing);
         breaker.succeeded(probe);
-        assert!(!breaker.failed(passes[2], at(7)), "an old period's failure");
+        assert!(
+            !breaker.failed(passes[2], at(7), false),
+            "an old period's failure"
+        );
         assert_eq!(breaker.state(), State::Closed);
     }
 
@@ -197,13 +220,13 @@ mod tests {
     fn only_the_probe_closes() {
         let mut breaker = breaker();
         let (bad, slow) = (breaker.admit(at(0)).unwrap(), breaker.admit(at(0)).unwrap());
-        breaker.failed(bad, at(0));
+        breaker.failed(bad, at(0), false);
         breaker.succeeded(slow);
         assert_eq!(breaker.state(), State::Open);
         let old_probe = breaker.admit(at(5)).unwrap();
         breaker.succeeded(slow);
         assert_eq!(breaker.state(), State::Probing);
-        breaker.failed(old_probe, at(5));
+        breaker.failed(old_probe, at(5), false);
         let _probe = breaker.admit(at(10)).unwrap();
         breaker.succeeded(old_probe);
         assert_eq!(breaker.state(), State::Probing);
@@ -213,7 +236,7 @@ mod tests {
     fn a_probe_that_was_never_made_leaves_its_place_to_the_next() {
         let mut breaker = breaker();
         let pass = breaker.admit(at(0)).unwrap();
-        breaker.failed(pass, at(0));
+        breaker.failed(pass, at(0), false);
         let probe = breaker.admit(at(5)).unwrap();
         breaker.withdrawn(probe, at(5));
         assert!(breaker.admit(at(5)).unwrap().is_probe());
@@ -226,14 +249,48 @@ mod tests {
     #[test]
     fn at_the_bound_nothing_passes_until_something_is_released() {
         let mut breaker = Breaker::new(Duration::ZERO, 2);
-        breaker.hold();
+        breaker.hold(false);
         assert!(breaker.admit(at(0)).is_some());
-        breaker.hold();
+        breaker.hold(false);
         assert_eq!((breaker.admit(at(1)), breaker.state()), (None, State::Open));
-        breaker.release();
+        breaker.release(false);
         assert!(breaker.admit(at(1)).is_some());
         let mut none = Breaker::new(COOLDOWN, 0);
         assert!(none.admit(at(0)).is_some(), "a bound of 0 counts as 1");
+    }
+
+    #[test]
+    fn each_call_that_keeps_buffers_doubles_the_pause() {
+        let mut breaker = Breaker::new(COOLDOWN, 100);
+        let mut now = at(0);
+        for pause in [5, 10, 20, 40] {
+            let pass = breaker.admit(now).unwrap();
+            breaker.hold(true);
+            assert!(breaker.failed(pass, now, true));
+            assert_eq!(breaker.admit(now + at(pause - 1)), None);
+            now += at(pause);
+            let probe = breaker.admit(now).unwrap();
+            breaker.succeeded(probe);
+        }
+        // What costs nothing waits no longer than before, and what came home does not count.
+        let pass = breaker.admit(now).unwrap();
+        breaker.failed(pass, now, false);
+        now += COOLDOWN;
+        let probe = breaker.admit(now).unwrap();
+        breaker.succeeded(probe);
+        for _ in 0..3 {
+            breaker.release(true);
+        }
+        let pass = breaker.admit(now).unwrap();
+        breaker.hold(true);
+        breaker.failed(pass, now, true);
+        assert!(breaker.admit(now + at(10)).is_some());
+        // Any number of them has a pause.
+        let mut breaker = Breaker::new(COOLDOWN, 100);
+        let pass = breaker.admit(now).unwrap();
+        (0..90).for_each(|_| breaker.hold(true));
+        breaker.failed(pass, now, true);
+        assert_eq!(breaker.admit(now + at(1 << 32)), None);
     }
 
     #[derive(Debug, Clone)]
@@ -288,7 +345,7 @@ mod tests {
                         }
                     },
                     Event::Fail(index) => {
-                        let opens = pick(index).is_some_and(|pass| breaker.failed(pass, now));
+                        let opens = pick(index).is_some_and(|pass| breaker.failed(pass, now, false));
                         if opens {
                             opened_at = Some(now);
                             prop_assert_eq!(breaker.state(), State::Open);
@@ -297,8 +354,8 @@ mod tests {
                     Event::Withdraw(index) => if let Some(pass) = pick(index) {
                         breaker.withdrawn(pass, now);
                     },
-                    Event::Hold => breaker.hold(),
-                    Event::Release => breaker.release(),
+                    Event::Hold => breaker.hold(false),
+                    Event::Release => breaker.release(false),
                     Event::Wait(seconds) => now += at(seconds),
                 }
             }
@@ -306,7 +363,7 @@ mod tests {
                 breaker.withdrawn(pass, now);
             }
             while breaker.held() > 0 {
-                breaker.release();
+                breaker.release(false);
             }
             let last = breaker.admit(now + COOLDOWN);
             prop_assert!(last.is_some());

@@ -148,16 +148,16 @@ impl Core {
         }
     }
 
-    /// A call missed its deadline; `stays`: inside the pool.
-    pub(super) fn missed(&self, pass: Option<Pass>, stays: bool) {
+    /// A call missed its deadline; `stays`: inside the pool; `lends`: with buffers.
+    pub(super) fn missed(&self, pass: Option<Pass>, stays: bool, lends: bool) {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.tally.deadlines += 1;
         if stays {
             state.tally.late += 1;
-            state.breaker.hold();
+            state.breaker.hold(lends);
         }
-        let opened = state.fail(pass, now);
+        let opened = state.fail(pass, now, stays && lends);
         drop(state);
         if opened {
             self.say_opened(pass, "did not answer in time");
@@ -181,12 +181,8 @@ impl Core {
         let mut state = self.state.lock();
         match (end, pass) {
             (End::Failed(code), _) => {
-                state.tally.failures += 1;
-                let opened = state.fail(pass, now);
                 drop(state);
-                if opened {
-                    self.say_opened(pass, &format!("failed with {code}"));
-                }
+                self.failed(pass, code, false);
             }
             (End::Answered, Some(pass)) => {
                 let closed = state.breaker.succeeded(pass);
@@ -203,31 +199,64 @@ impl Core {
         }
     }
 
-    fn quarantine(&self) {
+    /// A call in time failed with this code; `keeps`: it was quarantined.
+    pub(super) fn failed(&self, pass: Option<Pass>, code: i32, keeps: bool) {
+        let now = self.clock.now();
         let mut state = self.state.lock();
-        state.tally.quarantined += 1;
-        state.breaker.hold();
+        state.tally.failures += 1;
+        let opened = state.fail(pass, now, keeps);
+        drop(state);
+        if opened {
+            self.say_opened(pass, &format!("failed with {code}"));
+        }
     }
 
-    /// A late call has returned; `clean`: what it held is free.
-    fn returned(&self, clean: bool) {
+    fn quarantine(&self) {
+        let mut state = self.state.lock();
+        state.breaker.hold(true);
+        let is_last = state.quarantine();
+        drop(state);
+        if is_last {
+            self.say_left_alone();
+        }
+    }
+
+    fn say_left_alone(&self) {
+        tracing::error!(
+            store = self.store.capabilities().name,
+            "the pool failed too often with memory that it may still use: it is left alone until this process starts again"
+        );
+    }
+
+    /// A late call has returned; `clean`: what it held is free; `lends`: buffers too.
+    fn returned(&self, clean: bool, lends: bool) {
         let mut state = self.state.lock();
         state.tally.late = state.tally.late.saturating_sub(1);
         state.tally.returned += 1;
-        match clean {
-            true => state.breaker.release(),
-            // Held before for its thread, from now on for its buffers.
-            false => state.tally.quarantined += 1,
+        if clean {
+            return state.breaker.release(lends);
+        }
+        // Its buffers were held as those of a late call, and stay so.
+        let is_last = state.quarantine();
+        drop(state);
+        if is_last {
+            self.say_left_alone();
         }
     }
 }
 
 impl State {
     /// Whether that opened the breaker.
-    fn fail(&mut self, pass: Option<Pass>, now: std::time::Duration) -> bool {
-        let opened = pass.is_some_and(|pass| self.breaker.failed(pass, now));
+    fn fail(&mut self, pass: Option<Pass>, now: std::time::Duration, keeps: bool) -> bool {
+        let opened = pass.is_some_and(|pass| self.breaker.failed(pass, now, keeps));
         self.tally.opened += u64::from(opened);
         opened
+    }
+
+    /// Whether nothing passes from now on, for good.
+    fn quarantine(&mut self) -> bool {
+        self.tally.quarantined += 1;
+        self.tally.quarantined == self.breaker.bound()
     }
 }
 
@@ -313,7 +342,7 @@ impl<C: Call> Carrier<C> {
         };
         drop(stage);
         if is_late {
-            self.core.returned(tainted.is_none());
+            self.core.returned(tainted.is_none(), C::LENDS);
         }
         if let Some(call) = late {
             call.come_home();
@@ -375,7 +404,7 @@ pub(super) fn conclude<C: Call>(
     let mut stage = ticket.lock();
     match std::mem::replace(&mut *stage, Stage::Gone) {
         Stage::Queued(call) => {
-            core.missed(pass, false);
+            core.missed(pass, false, C::LENDS);
             (Made::Back(call), Fate::Missed)
         }
         Stage::Back(call, end) => {
@@ -388,7 +417,7 @@ pub(super) fn conclude<C: Call>(
             (Made::Back(call), fate)
         }
         Stage::Tainted(code) => {
-            core.ended(pass, End::Failed(code));
+            core.failed(pass, code, true);
             let fate = match code {
                 code::NO_ANSWER => Fate::Silent,
                 _ => Fate::Answered,
@@ -397,7 +426,7 @@ pub(super) fn conclude<C: Call>(
         }
         Stage::Running => {
             *stage = Stage::Late;
-            core.missed(pass, true);
+            core.missed(pass, true, C::LENDS);
             (Made::Kept(code::DEADLINE), Fate::Missed)
         }
         // The caller concludes once.

@@ -3,21 +3,18 @@
 //! `eval "$(scripts/pool env)"`, or `scripts/test mooncake`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
-#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
-#![allow(unsafe_code, reason = "sets a signal, stops processes and forks")]
+#![allow(unsafe_code, reason = "sets a signal and forks")]
 
 mod process;
+mod real_pool;
 mod rig;
 
-use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use kvbridge::config::Config;
 use kvbridge::device::memory::{Source, Target};
 use kvbridge::engine::{DeviceChoice, Drafter, Engine, Serving};
 use kvbridge::error::Kind;
@@ -33,92 +30,15 @@ use kvbridge::store::{
 };
 use kvbridge::sync::SystemClock;
 use process::{blocked, handlers};
+use real_pool::{Member, NOTHING_LENT, config_for, master, open};
 use rig::{Rig, Setup, T, prompt, two_groups};
 
-const LIBRARY: &str = "KVB_MOONCAKE_LIBRARY";
-
-// ---- pools and processes ----
-
-/// A pool that ends with this.
-struct Started(BTreeMap<String, String>);
-
-impl Started {
-    fn new(options: &[&str]) -> Self {
-        let output = scripts_pool(&[&["start"], options].concat());
-        let lines = output.lines().filter_map(|line| line.split_once('='));
-        Self(
-            lines
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect(),
-        )
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        scripts_pool(&["stop", "--port", &self.0["KVB_POOL_PORT"]]);
-    }
-}
-
-fn scripts_pool(arguments: &[&str]) -> String {
-    let output = Command::new("scripts/pool")
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(arguments)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:#?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Runs an ignored test of this file in a process of its own, with a pool of so many MiB.
 fn with_pool(segment: &str, test: &str) {
     with_pool_of(&["--segment", segment], test);
 }
 
 fn with_pool_of(options: &[&str], test: &str) {
-    if env::var_os(LIBRARY).is_none() {
-        eprintln!("skipped: {LIBRARY} is not set");
-        return;
-    }
-    let pool = Started::new(options);
-    let loopback = concat!(env!("CARGO_MANIFEST_DIR"), "/build/pool/loopback.so");
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
-        .envs(&pool.0)
-        .env("LD_PRELOAD", loopback)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let passed = text.contains("test result: ok. 1 passed");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && passed,
-        "{text}\n{errors}\n{}",
-        output.status
-    );
-}
-
-// ---- what the tests do with them ----
-
-fn master() -> String {
-    env::var("KVB_POOL_MASTER").unwrap()
-}
-
-/// `more`: further members, each with a comma behind it.
-fn config_for(master: &str, more: &str) -> Config {
-    let text = format!(
-        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "protocol": "tcp",
-            "kvbridge": {{"library": "{}"}}}}"#,
-        env::var(LIBRARY).unwrap()
-    );
-    Config::from_json(text.as_bytes()).unwrap()
-}
-
-const NOTHING_LENT: &str = r#""global_segment_size": 0,"#;
-
-fn open(more: &str) -> Arc<Connection> {
-    let config = config_for(&master(), more);
-    Connection::open(&config, Patience::new(&config)).unwrap()
+    real_pool::with_pool(options, &[], test);
 }
 
 fn engine() -> Engine {
@@ -407,17 +327,10 @@ fn a_master_that_hangs_costs_bounded_time() {
 #[test]
 #[ignore = "needs a pool"]
 fn master_hangs() {
-    let file = format!("{}/master.pid", env::var("KVB_POOL_LOGS").unwrap());
-    let numbers = fs::read_to_string(file).unwrap();
-    let pid: i32 = numbers.split(' ').next().unwrap().parse().unwrap();
-    let signal = |number| {
-        // SAFETY: the master of this test's pool.
-        assert_eq!(unsafe { libc::kill(pid, number) }, 0);
-    };
     let connection = open(NOTHING_LENT);
     let (store, one) = (connection.handle().unwrap(), keys(1));
     assert_eq!(put(&*store, &one, &[1; 64]), [PutOutcome::Stored]);
-    signal(libc::SIGSTOP);
+    Member::Master.stop();
     // The library's own wait is bounded: by itself it would be half a minute.
     let before = Instant::now();
     let answers = exist(&*store, &one);
@@ -436,7 +349,7 @@ fn master_hangs() {
         },
     );
     assert_eq!(error.unwrap_err().kind(), Kind::PoolFailed);
-    signal(libc::SIGCONT);
+    Member::Master.wake();
     // The same client works again, by itself.
     let found = (0..100).any(|_| exist(&*store, &one) == [Presence::Present]);
     assert!(found);

@@ -24,6 +24,7 @@ has_package() {
     g++) command -v g++ >/dev/null && command -v cc >/dev/null ;;
     binutils) command -v nm >/dev/null && command -v readelf >/dev/null ;;
     abigail-tools) command -v abidiff >/dev/null && command -v abidw >/dev/null ;;
+    iproute2) PATH=$PATH:/sbin:/usr/sbin command -v ip >/dev/null ;;
     python3-venv) python3 -c 'import ensurepip' >/dev/null 2>&1 ;;
     libgtest-dev) has_header gtest/gtest.h ;;
     zlib1g-dev) has_header zlib.h ;;

@@ -15,6 +15,7 @@ use kvbridge::stats::Stats;
 use kvbridge::store::Store;
 use kvbridge::store::embedded::Pool;
 use kvbridge::store::faulty::{Faulty, Script};
+use kvbridge::sync::SystemClock;
 use kvbridge::worker::{Fence, Worker};
 
 pub struct Rank {
@@ -83,16 +84,35 @@ impl Rig {
 
     /// `store` is what the workers get; it may wrap `faulty`.
     pub fn with(setup: Setup, pool: Arc<Pool>, faulty: Arc<Faulty>, store: Arc<dyn Store>) -> Self {
+        let lent = (0..setup.world).map(|_| Lent::new(Arc::clone(&store), setup.pins));
+        let lent = lent.collect();
+        Self::lent(setup, pool, faulty, lent)
+    }
+
+    /// One store per rank, which its worker closes; the rig's own pool stays empty.
+    pub fn owning(setup: Setup, stores: Vec<Arc<dyn Store>>) -> Self {
+        let unused = pool(1 << 16);
+        let faulty = Faulty::new(unused.clone(), Script::new());
+        let lent = stores.into_iter().map(Lent::own).collect();
+        Self::lent(setup, unused, faulty, lent)
+    }
+
+    fn lent(setup: Setup, pool: Arc<Pool>, faulty: Arc<Faulty>, lent: Vec<Arc<Lent>>) -> Self {
         let (stepper, clock) = (Stepper::new(), Arc::new(Jumping::default()));
         let mode = match setup.stepped {
             true => Mode::Stepped(Arc::clone(&stepper)),
             false => Mode::Threads,
         };
+        let time: Arc<dyn Clock> = match setup.stepped {
+            true => Arc::clone(&clock) as _,
+            // What passes there passes for everybody.
+            false => Arc::new(SystemClock::new()),
+        };
         let config = setup.config();
         let ranks: Vec<Rank> = (0..setup.world)
-            .map(|number| {
-                let lent = Lent::new(Arc::clone(&store), setup.pins);
-                let time = Arc::clone(&clock) as Arc<dyn Clock>;
+            .zip(lent)
+            .map(|(number, lent)| {
+                let time = Arc::clone(&time);
                 let engine = setup.engine(number);
                 let mut worker =
                     Worker::with_clock(&config, &engine, lent.clone(), &mode, time).unwrap();
@@ -406,7 +426,10 @@ impl Rig {
             gauges.saves_in_flight + gauges.loads_in_flight > 0
         }) {
             assert!(start.elapsed() < Duration::from_secs(60), "saves hang");
-            std::thread::yield_now();
+            match self.setup.stepped {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(Duration::from_millis(1)),
+            }
         }
     }
 

@@ -48,6 +48,14 @@ impl Lines {
         lines.filter(|line| line.contains(part)).collect()
     }
 
+    /// So many warnings and errors since the last call of the others.
+    pub fn count_warnings(&self) -> usize {
+        let all = self.0.lock();
+        all.iter()
+            .filter(|(level, _)| *level <= Level::WARN)
+            .count()
+    }
+
     /// The warnings and errors since the last call of this.
     pub fn take_warnings(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.0.lock());

@@ -32,9 +32,11 @@ pub fn rule(call: Call, keys: Which, action: Action) -> Rule {
     }
 }
 
-/// A store that its users cannot close, so that they can share it. Knows the memory and the wishes that it was given.
+/// A store that its users cannot close, so that they can share it, unless it is one rank's own. Knows the memory and the
+/// wishes that it was given.
 pub struct Lent {
     store: Arc<dyn Store>,
+    is_own: bool,
     addresses: Mutex<BTreeSet<u64>>,
     /// Claims to honour pins and groups, and notes them.
     pins: bool,
@@ -52,16 +54,29 @@ pub struct Wish {
 
 impl Lent {
     pub fn new(store: Arc<dyn Store>, pins: bool) -> Arc<Self> {
+        Arc::new(Self::around(store, pins))
+    }
+
+    /// A store that its user closes.
+    pub fn own(store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            is_own: true,
+            ..Self::around(store, false)
+        })
+    }
+
+    fn around(store: Arc<dyn Store>, pins: bool) -> Self {
         let mut capabilities = store.capabilities().clone();
         capabilities.soft_pin_ttl |= pins;
         capabilities.groups |= pins;
-        Arc::new(Self {
+        Self {
             store,
+            is_own: false,
             addresses: Mutex::default(),
             pins,
             capabilities,
             wishes: Mutex::default(),
-        })
+        }
     }
 
     /// What puts asked for since the last call of this.
@@ -133,7 +148,10 @@ impl Store for Lent {
         self.store.is_outage(code)
     }
     fn close(&self) -> Result<()> {
-        Ok(())
+        match self.is_own {
+            true => self.store.close(),
+            false => Ok(()),
+        }
     }
 }
 

@@ -1,0 +1,68 @@
+//! An engine on a real pool whose processes are killed, stopped and starved. Each test runs in a
+//! process of its own with a pool of its own (`scripts/pool`), where `KVB_MOONCAKE_LIBRARY` is set: `eval "$(scripts/pool env)"`,
+//! or `scripts/test faults`. With `KVB_SLOW` the library's own waits are not shortened.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![allow(clippy::print_stdout, reason = "each test tells what it measured")]
+
+mod engine;
+mod lender;
+mod master;
+mod network;
+#[path = "../real_pool/mod.rs"]
+mod real_pool;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod space;
+
+use std::env;
+use std::time::{Duration, Instant};
+
+use rig::{T, prompt};
+
+/// Runs a test in a process of its own, with a pool that is started with these options, and shows what it measured.
+fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) {
+    let Some(output) = real_pool::with_pool(options, environment, test) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines()
+        .filter(|line| line.starts_with("FAULT "))
+        .for_each(|line| println!("{line}"));
+}
+
+/// Whether the waits of Mooncake's are left as long as they are in production.
+fn is_slow() -> bool {
+    env::var_os("KVB_SLOW").is_some()
+}
+
+/// A pool whose master takes a silent client for dead after 3 s, not 10, and forgets after 5 s, not 30, that somebody
+/// began to write a page.
+const POOL: [&str; 6] = [
+    "--segment",
+    "64",
+    "--set",
+    "client_ttl=3",
+    "--set",
+    "put_start_discard_timeout_sec=5",
+];
+
+fn options() -> &'static [&'static str] {
+    &POOL[..if is_slow() { 2 } else { POOL.len() }]
+}
+
+/// A prompt of `blocks` whole blocks and one token.
+fn blocks(kind: i32, blocks: usize) -> Vec<i32> {
+    prompt(kind, blocks * T + 1)
+}
+
+/// Does something again and again for so long, at least once.
+fn for_a_while(time: Duration, mut act: impl FnMut(i32)) {
+    let began = Instant::now();
+    for round in 0.. {
+        act(round);
+        if began.elapsed() >= time {
+            return;
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Real Mooncake pools for tests (`scripts/pool`): each test runs in a process of its own with a pool of
+//! its own, whose processes it may stop and kill.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
+#![allow(unsafe_code, reason = "stops and kills processes")]
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{env, fs, thread};
+
+use kvbridge::config::Config;
+use kvbridge::store::mooncake::{Connection, Patience};
+
+const LIBRARY: &str = "KVB_MOONCAKE_LIBRARY";
+
+/// A member of a configuration: the client lends no memory.
+pub const NOTHING_LENT: &str = r#""global_segment_size": 0,"#;
+
+// ---- pools, and processes that use them ----
+
+/// A pool that ends with this.
+struct Started(BTreeMap<String, String>);
+
+impl Started {
+    fn new(options: &[&str]) -> Self {
+        let output = scripts_pool(&[&["start"], options].concat());
+        let lines = output.lines().filter_map(|line| line.split_once('='));
+        Self(
+            lines
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+        )
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        scripts_pool(&["stop", "--port", &self.0["KVB_POOL_PORT"]]);
+    }
+}
+
+fn scripts_pool(arguments: &[&str]) -> String {
+    let output = Command::new("scripts/pool")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(arguments)
+        // Meant for the process of a test.
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:#?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs an ignored test of this file in a process of its own, in this environment, with a pool that is started
+/// with these options; what it wrote. `None` where there is no library.
+pub fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) -> Option<Output> {
+    if env::var_os(LIBRARY).is_none() {
+        eprintln!("skipped: {LIBRARY} is not set");
+        return None;
+    }
+    let pool = Started::new(options);
+    let loopback = concat!(env!("CARGO_MANIFEST_DIR"), "/build/pool/loopback.so");
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .envs(&pool.0)
+        .envs(environment.iter().copied())
+        .env("LD_PRELOAD", loopback)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let passed = text.contains("test result: ok. 1 passed");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && passed,
+        "{text}\n{errors}\n{}",
+        output.status
+    );
+    Some(output)
+}
+
+// ---- what such a process does with its pool ----
+
+pub fn master() -> String {
+    env::var("KVB_POOL_MASTER").unwrap()
+}
+
+/// `more`: further members, each with a comma behind it.
+pub fn config_for(master: &str, more: &str) -> Config {
+    let text = format!(
+        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "protocol": "tcp",
+            "kvbridge": {{"library": "{}"}}}}"#,
+        env::var(LIBRARY).unwrap()
+    );
+    Config::from_json(text.as_bytes()).unwrap()
+}
+
+pub fn open(more: &str) -> Arc<Connection> {
+    let config = config_for(&master(), more);
+    Connection::open(&config, Patience::new(&config)).unwrap()
+}
+
+/// A process of the pool.
+#[derive(Debug, Clone, Copy)]
+pub enum Member {
+    Master,
+    /// The one that lends memory.
+    Lender,
+}
+
+impl Member {
+    fn pid(self) -> i32 {
+        let name = match self {
+            Self::Master => "master",
+            Self::Lender => "segment",
+        };
+        let file = format!("{}/{name}.pid", env::var("KVB_POOL_LOGS").unwrap());
+        let numbers = fs::read_to_string(file).unwrap();
+        numbers.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn send(self, signal: i32) {
+        // SAFETY: a process of this test's pool.
+        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+    }
+
+    pub fn kill(self) {
+        self.send(libc::SIGKILL);
+    }
+
+    /// Returns when none of its threads runs any more.
+    pub fn stop(self) {
+        self.send(libc::SIGSTOP);
+        let is_stopped = |thread: fs::DirEntry| {
+            // One that ended meanwhile has no file.
+            let stat = fs::read_to_string(thread.path().join("stat"));
+            // The name before the state may hold anything.
+            stat.is_ok_and(|it| it.rsplit_once(") ").is_some_and(|it| it.1.starts_with('T')))
+        };
+        let threads = format!("/proc/{}/task", self.pid());
+        while !fs::read_dir(&threads)
+            .unwrap()
+            .all(|it| is_stopped(it.unwrap()))
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets it go on after [`stop`](Self::stop).
+    pub fn wake(self) {
+        self.send(libc::SIGCONT);
+    }
+
+    /// Starts another in place of one that was killed: a master on the same port that knows nothing, or so many MiB of
+    /// empty memory. Returns when it serves.
+    pub fn replace(self, options: &[&str]) {
+        let port = env::var("KVB_POOL_PORT").unwrap();
+        let command: &[&str] = match self {
+            Self::Master => &["start", "--segment", "0", "--port", &port],
+            Self::Lender => &["lend", "--port", &port],
+        };
+        scripts_pool(&[command, options].concat());
+    }
+}

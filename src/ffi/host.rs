@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An outcome or a return value of a function of kvb_store_table: the pool, or the part of it that
-/// holds the key, cannot be reached. The library counts the pool as down, and the pieces of a get
-/// or put as still in use.
+/// holds the key, cannot be reached. The library counts the pool as down, and the pieces of a get as
+/// still in use.
 pub const KVB_STORE_UNREACHABLE: i32 = -20011;
 /// An outcome or a return value: it failed, and the pool may still read or write the pieces. They are
 /// never used again, and never freed. The library counts the pool as down.
 pub const KVB_STORE_STILL_IN_USE: i32 = -20013;
 /// What kvb_store_call.outcomes holds before the call: a key that keeps it got no answer. It counts
-/// like KVB_STORE_STILL_IN_USE, and so does a function that throws.
+/// like KVB_STORE_UNREACHABLE, and so does a function that throws.
 pub const KVB_STORE_NO_ANSWER: i32 = -20009;
 
 /// A batch for a function of kvb_store_table. All that it points to is valid during the call only.

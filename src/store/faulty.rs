@@ -431,7 +431,16 @@ impl Store for Faulty {
     }
 
     fn is_outage(&self, number: i32) -> bool {
-        number == code::UNREACHABLE || self.inner.is_outage(number)
+        matches!(number, code::UNREACHABLE | code::STILL_IN_USE) || self.inner.is_outage(number)
+    }
+
+    fn may_still_write(&self, number: i32) -> bool {
+        matches!(number, code::UNREACHABLE | code::STILL_IN_USE)
+            || self.inner.may_still_write(number)
+    }
+
+    fn may_still_read(&self, number: i32) -> bool {
+        number == code::STILL_IN_USE || self.inner.may_still_read(number)
     }
 
     fn close(&self) -> Result<()> {

@@ -289,11 +289,18 @@ pub trait Store: Send + Sync {
     /// Whether the store can be used, as far as is known without asking anyone.
     fn health(&self) -> Health;
 
-    /// Whether a failure code of this store means that the pool, or a part of it, cannot be reached, or may still use
-    /// the pieces of the call. Such a code opens the breaker, and keeps the buffers of a get or put for ever. Asked
-    /// only where a store [can be late](Capabilities::can_be_late); say yes, too, for those of [`code`] that this
-    /// store answers with in such a case.
+    /// Whether a failure code of this store means that the pool, or a part of it, cannot be reached: it opens the
+    /// breaker. Asked only where a store [can be late](Capabilities::can_be_late), as the two below; say yes, too, for
+    /// those of [`code`] that this store answers with in such a case.
     fn is_outage(&self, code: i32) -> bool;
+
+    /// Whether after a get that failed with this code the pool may write to the pieces of the call, which are
+    /// not used again then.
+    fn may_still_write(&self, code: i32) -> bool;
+
+    /// Whether after a put that failed with this code the pieces of the call must not change, though nobody waits for the
+    /// put any more. A pool that only sends them late, to where nobody looks for that key, does not care.
+    fn may_still_read(&self, code: i32) -> bool;
 
     /// Ends the use of this handle: later calls fail with [`code::CLOSED`]. Closing again is ok.
     fn close(&self) -> Result<()>;

@@ -337,6 +337,12 @@ impl Store for Pool {
     fn is_outage(&self, _: i32) -> bool {
         false
     }
+    fn may_still_write(&self, _: i32) -> bool {
+        false
+    }
+    fn may_still_read(&self, _: i32) -> bool {
+        false
+    }
     fn close(&self) -> Result<()> {
         Ok(())
     }

@@ -147,6 +147,12 @@ impl Store for Lent {
     fn is_outage(&self, code: i32) -> bool {
         self.store.is_outage(code)
     }
+    fn may_still_write(&self, code: i32) -> bool {
+        self.store.may_still_write(code)
+    }
+    fn may_still_read(&self, code: i32) -> bool {
+        self.store.may_still_read(code)
+    }
     fn close(&self) -> Result<()> {
         match self.is_own {
             true => self.store.close(),

@@ -242,6 +242,14 @@ impl Store for Pool {
         false
     }
 
+    fn may_still_write(&self, _: i32) -> bool {
+        false
+    }
+
+    fn may_still_read(&self, _: i32) -> bool {
+        false
+    }
+
     fn close(&self) -> Result<()> {
         let shared = self.shared.write().take();
         drop(shared);

@@ -26,6 +26,11 @@ pub(super) trait Call: Send + 'static {
     /// The code of a failure of the pool as a whole among the answers.
     fn failure(&self, store: &dyn Store) -> Option<i32>;
 
+    /// Of a call that [lends](Self::LENDS) and failed so: whether the pool may still use what it was lent.
+    fn keeps(&self, _store: &dyn Store) -> bool {
+        false
+    }
+
     /// The caller has gone, and nobody uses what the call owns any more.
     fn come_home(self);
 }
@@ -327,7 +332,7 @@ impl<C: Call> Carrier<C> {
         let mut stage = self.ticket.lock();
         let is_late = matches!(*stage, Stage::Late);
         let tainted = match end {
-            End::Failed(code) if C::LENDS => Some(code),
+            End::Failed(code) if C::LENDS && call.keeps(&*self.core.store) => Some(code),
             End::Panicked if C::LENDS => Some(code::NO_ANSWER),
             End::Answered | End::Failed(_) | End::Panicked if is_late && C::KEEPS_LATE => {
                 Some(code::DEADLINE)

@@ -33,6 +33,10 @@ impl Call for Counted {
         self.fails.then_some(-1)
     }
 
+    fn keeps(&self, _: &dyn Store) -> bool {
+        true
+    }
+
     fn come_home(self) {
         self.home.fetch_add(1, Ordering::SeqCst);
     }

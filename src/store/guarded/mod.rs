@@ -414,6 +414,14 @@ impl Store for Guarded {
         self.core.store.is_outage(code)
     }
 
+    fn may_still_write(&self, code: i32) -> bool {
+        self.core.store.may_still_write(code)
+    }
+
+    fn may_still_read(&self, code: i32) -> bool {
+        self.core.store.may_still_read(code)
+    }
+
     /// Waits for calls inside the pool and closes it, all by the deadline. `Busy` if one is still inside: whoever leaves
     /// last closes the pool, and nothing that it may use is freed. What the pool's own close says is passed on.
     fn close(&self) -> Result<()> {

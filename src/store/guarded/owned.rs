@@ -122,6 +122,11 @@ impl<B: Buffers> Call for Get<B> {
         })
     }
 
+    fn keeps(&self, store: &dyn Store) -> bool {
+        let failed = |outcome: &GetOutcome| matches!(outcome, GetOutcome::Failed(code) if store.may_still_write(*code));
+        self.outcomes.iter().any(failed)
+    }
+
     fn come_home(self) {
         self.buffers.come_home();
     }
@@ -192,6 +197,11 @@ impl<B: Buffers> Call for Put<B> {
             PutOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
             _ => None,
         })
+    }
+
+    fn keeps(&self, store: &dyn Store) -> bool {
+        let failed = |outcome: &PutOutcome| matches!(outcome, PutOutcome::Failed(code) if store.may_still_read(*code));
+        self.outcomes.iter().any(failed)
     }
 
     fn come_home(self) {

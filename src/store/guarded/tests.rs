@@ -382,6 +382,24 @@ fn a_late_put_stores_what_it_was_given() {
     assert_eq!(call.buffers.bytes, [5; SIZE]);
 }
 
+/// What a pool sends late it sends to where nobody looks for it, unless the pool says otherwise.
+#[test]
+fn a_put_that_failed_on_the_way_costs_no_buffers() {
+    let rig = stepped(2);
+    rig.script(Kinds::Put, Action::Fail(TRANSPORT));
+    for _ in 0..5 {
+        let (_, buffer) = watched(7);
+        let Made::Back(call) = rig.guard.put_owned(Put::new(key("a"), buffer)) else {
+            panic!("its buffers are the caller's");
+        };
+        assert_eq!(call.outcomes, [PutOutcome::Failed(TRANSPORT)]);
+        assert_eq!(rig.state(), State::Open);
+        rig.clock.advance(COOLDOWN);
+    }
+    let counts = rig.guard.counts();
+    assert_eq!((counts.quarantined, counts.failures), (0, 5));
+}
+
 #[test]
 fn buffers_of_a_transport_error_are_never_used_again() {
     let rig = stepped(2);
@@ -391,12 +409,12 @@ fn buffers_of_a_transport_error_are_never_used_again() {
         kept(rig.guard.get_owned(Get::new(key("a"), buffer))),
         TRANSPORT
     );
-    rig.script(Kinds::Put, Action::Fail(TRANSPORT));
+    rig.script(Kinds::Put, Action::Fail(code::STILL_IN_USE));
     rig.clock.advance(COOLDOWN);
     let (second, buffer) = watched(7);
     assert_eq!(
         kept(rig.guard.put_owned(Put::new(key("a"), buffer))),
-        TRANSPORT
+        code::STILL_IN_USE
     );
     // Two are held: that is the bound, whatever the pool says now.
     rig.pool.set_script(Vec::new());

@@ -540,6 +540,14 @@ impl Store for Handle {
         answers::is_outage(code)
     }
 
+    fn may_still_write(&self, code: i32) -> bool {
+        answers::is_outage(code)
+    }
+
+    fn may_still_read(&self, number: i32) -> bool {
+        number == code::STILL_IN_USE
+    }
+
     fn close(&self) -> Result<()> {
         // Outside of the lock: it may be the last, and the host's release may take its time.
         let pool = self.pool.write().take();

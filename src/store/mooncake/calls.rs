@@ -390,6 +390,15 @@ impl Store for Handle {
         codes::is_outage(code)
     }
 
+    fn may_still_write(&self, code: i32) -> bool {
+        codes::may_still_write(code)
+    }
+
+    /// What is sent late lands in memory that the master has taken back from that key, whatever it is.
+    fn may_still_read(&self, _: i32) -> bool {
+        false
+    }
+
     /// The last handle ends the client and waits for that: about a second, up to 18 without a master.
     fn close(&self) -> error::Result<()> {
         if !self.process.is_this() {

@@ -32,10 +32,13 @@ fn meaning(code: i32) -> Meaning {
         -705 => Meaning::Exists,
         -706 => Meaning::Leased,
         -707 => Meaning::LeaseEnded,
-        -800 | -900 | -901 => Meaning::Transport,
+        TRANSFER_FAILED | -900 | -901 => Meaning::Transport,
         _ => Meaning::Other,
     }
 }
+
+/// A peer did not take or give the bytes.
+const TRANSFER_FAILED: i32 = -800;
 
 /// What the master of a pool that keeps tenants apart says to a tenant that it does not know.
 pub(super) const UNKNOWN_TENANT: i32 = -1701;
@@ -43,6 +46,11 @@ pub(super) const UNKNOWN_TENANT: i32 = -1701;
 /// Also true where a key was left without an answer: what became of its buffer, nobody knows.
 pub(super) fn is_outage(number: i32) -> bool {
     number == code::NO_ANSWER || meaning(number) == Meaning::Transport
+}
+
+/// A transfer had begun, or may have; where only the master did not answer none had.
+pub(super) fn may_still_write(number: i32) -> bool {
+    matches!(number, TRANSFER_FAILED | code::NO_ANSWER)
 }
 
 /// Whether an answer of a get says no more than that the buffer does not fit.

@@ -179,6 +179,12 @@ TEST(Handles, OfTheProcessBeforeAForkAreRefused) {
     }
     kvb_scheduler_free(server.scheduler.get());
     kvb_worker_free(server.worker.get());
+    /* What was waited for as the process was forked would be waited for here. */
+    kvb_store* store = nullptr;
+    if (kvb_store_open(server.config.get(), &server.engine, nullptr, &store) != KVB_BAD_STATE) {
+      return 6;
+    }
+    if (kvb::last_error().find("forked while threads") == std::string::npos) return 7;
     /* What has no threads works on. */
     return kvb::Config::from_json(json("handles.child")).get() == nullptr ? 5 : 0;
   };

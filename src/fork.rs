@@ -7,9 +7,13 @@
 )]
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
+/// Threads of ours that run in this process.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// They ran as this process was forked from theirs.
+static IS_ORPHAN: AtomicBool = AtomicBool::new(false);
 static WATCH: Once = Once::new();
 
 /// The process, as long as nobody forks it.
@@ -22,11 +26,7 @@ pub(crate) struct Process {
 impl Process {
     /// This one.
     pub(crate) fn this() -> Self {
-        WATCH.call_once(|| {
-            // SAFETY: the function is async-signal-safe and stays where it is: this library is never
-            // unloaded. Without memory for it nothing is watched, and forks go unseen.
-            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-        });
+        watch();
         Self {
             forks: FORKS.load(Ordering::Relaxed),
             id: std::process::id(),
@@ -44,8 +44,44 @@ impl Process {
     }
 }
 
+fn watch() {
+    WATCH.call_once(|| {
+        // SAFETY: the function is async-signal-safe and stays where it is: this library is never
+        // unloaded. Without memory for it nothing is watched, and forks go unseen.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+}
+
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    if THREADS.load(Ordering::Relaxed) > 0 {
+        IS_ORPHAN.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A thread of ours, from before it starts until it ends.
+#[derive(Debug)]
+pub(crate) struct Thread(());
+
+impl Thread {
+    /// One more.
+    pub(crate) fn begin() -> Self {
+        watch();
+        THREADS.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        THREADS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether this process was forked while threads of ours ran in the one before. What they waited for as it
+/// happened is written in this one's memory still, and would be waited for here.
+pub(crate) fn is_orphan() -> bool {
+    IS_ORPHAN.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

@@ -426,3 +426,77 @@ fn forked_process() {
     drop(connection);
     store.close().unwrap();
 }
+
+// ---- the end of a process ----
+
+#[test]
+fn a_process_may_end_while_calls_are_under_way() {
+    with_pool("64", "processes_end");
+}
+
+/// Runs another ignored test of this file in a process of its own; how that ended.
+fn ended(test: &str) -> Option<i32> {
+    let me = env::current_exe().unwrap();
+    let mut command = std::process::Command::new(me);
+    let output = command.args(["--exact", test, "--ignored"]).output();
+    output.unwrap().status.code()
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn processes_end() {
+    // The library's own handlers would crash under a call that is inside.
+    for _ in 0..3 {
+        assert_eq!(ended("ends_under_calls"), Some(7));
+    }
+    // In a forked process they would join threads that are not there.
+    assert_eq!(ended("ends_in_a_fork"), Some(9));
+}
+
+/// Ends the process with this status, as a host does that returns from `main`.
+fn exit(status: i32) -> ! {
+    // SAFETY: what runs now are handlers, which is what the test is about.
+    unsafe { libc::exit(status) }
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn ends_under_calls() {
+    let connection = open(NOTHING_LENT);
+    let (said, begun) = std::sync::mpsc::channel();
+    for thread in 0..4 {
+        let (store, said) = (connection.handle().unwrap(), said.clone());
+        std::thread::spawn(move || {
+            for round in 0.. {
+                let mut own = Keys::new();
+                for number in 0..32 {
+                    own.push(format!("{thread}/{round}/{number}").as_bytes());
+                }
+                put(&*store, &own, &[3; 4096]);
+                if round == 4 {
+                    said.send(()).unwrap();
+                }
+            }
+        });
+    }
+    (0..4).for_each(|_| begun.recv().unwrap());
+    exit(7)
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn ends_in_a_fork() {
+    let connection = open(NOTHING_LENT);
+    let store = connection.handle().unwrap();
+    assert_eq!(put(&*store, &keys(1), &[1; 64]), [PutOutcome::Stored]);
+    // SAFETY: the child ends, with its handlers.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        exit(9)
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child of above.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert!(libc::WIFEXITED(status), "{status}");
+    exit(libc::WEXITSTATUS(status))
+}

@@ -549,8 +549,8 @@ void kvb_layout_free(kvb_layout *layout);
 
 /**
  * An outcome or a return value of a function of kvb_store_table: the pool, or the part of it that
- * holds the key, cannot be reached. The library counts the pool as down, and the pieces of a get
- * or put as still in use.
+ * holds the key, cannot be reached. The library counts the pool as down, and the pieces of a get as
+ * still in use.
  */
 #define KVB_STORE_UNREACHABLE -20011
 
@@ -562,7 +562,7 @@ void kvb_layout_free(kvb_layout *layout);
 
 /**
  * What kvb_store_call.outcomes holds before the call: a key that keeps it got no answer. It counts
- * like KVB_STORE_STILL_IN_USE, and so does a function that throws.
+ * like KVB_STORE_UNREACHABLE, and so does a function that throws.
  */
 #define KVB_STORE_NO_ANSWER -20009
 
@@ -1032,7 +1032,8 @@ kvb_status kvb_worker_declarations(const kvb_worker *worker, kvb_declarations *o
  * Blocks: while staging memory is set up.
  * Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
  * KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
- * KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD.
+ * KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
+ * KVB_POOL_FAILED, the pool refuses the staging memory; KVB_BUSY, it did not answer in time.
  */
 kvb_status kvb_worker_register_layout(kvb_worker *worker, const kvb_layout *layout);
 

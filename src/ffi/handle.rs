@@ -8,7 +8,7 @@
 
 use super::args::LOWEST;
 use crate::error::{Error, Kind, Result, bail};
-use crate::fork::Process;
+use crate::fork::{self, Process};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,6 +37,17 @@ pub(super) enum Shared {}
 pub(super) enum Exclusive {}
 impl Access for Shared {}
 impl Access for Exclusive {}
+
+/// Refuses to open anything in a process that was forked while threads of this library ran.
+pub(super) fn check_process() -> Result<()> {
+    if fork::is_orphan() {
+        bail!(
+            BadState,
+            "this process was forked while threads of this library ran, and can open nothing; fork before the first pool is opened, or follow the fork by exec"
+        );
+    }
+    Ok(())
+}
 
 /// What a freed handle's tag becomes, for as long as the allocator leaves it alone.
 const FREED: u64 = u64::from_be_bytes(*b"kvbfreed");
@@ -99,8 +110,7 @@ unsafe fn behind<'a, N: Noun>(pointer: *const N, argument: &str) -> Result<&'a H
     if handle.is_forked() {
         bail!(
             BadState,
-            "{argument} is of the process that this one was forked from, and can be used only there; open a {} after the fork",
-            N::NAME
+            "{argument} is of the process that this one was forked from, and can be used only there"
         );
     }
     handle.check_poison(argument)?;

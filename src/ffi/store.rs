@@ -190,6 +190,7 @@ pub unsafe extern "C" fn kvb_store_open(
     out: *mut *mut kvb_store,
 ) -> kvb_status {
     guard("kvb_store_open", || {
+        handle::check_process()?;
         // SAFETY: the caller's promise, see the header's conventions.
         let (config, engine, out) = unsafe {
             let out = args::out(out, "out")?;

@@ -81,6 +81,7 @@ pub unsafe extern "C" fn kvb_worker_new(
     out: *mut *mut kvb_worker,
 ) -> kvb_status {
     guard("kvb_worker_new", || {
+        handle::check_process()?;
         // SAFETY: the caller's promise, see the header's conventions.
         let (config, engine, store, out) = unsafe {
             let out = args::out(out, "out")?;
@@ -148,7 +149,8 @@ pub unsafe extern "C" fn kvb_worker_declarations(
 /// Blocks: while staging memory is set up.
 /// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
 /// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
-/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD.
+/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
+/// KVB_POOL_FAILED, the pool refuses the staging memory; KVB_BUSY, it did not answer in time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_register_layout(
     worker: *mut kvb_worker,

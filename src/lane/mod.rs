@@ -123,7 +123,11 @@ impl Lane {
                 let shared = Arc::clone(&shared);
                 // A lane logs where the one who started it does: there is no global subscriber.
                 let log = tracing::dispatcher::get_default(Clone::clone);
-                move || tracing::dispatcher::with_default(&log, || shared.run(place))
+                let alive = crate::fork::Thread::begin();
+                move || {
+                    let _alive = alive;
+                    tracing::dispatcher::with_default(&log, || shared.run(place));
+                }
             };
             let started = match position < startable {
                 true => spawn(&thread, body),

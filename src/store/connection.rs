@@ -31,6 +31,18 @@ impl Connection {
     /// `ConfigInvalid`, the embedded pool is open with another capacity; `NoMemory`; `PoolRefused`,
     /// `PoolFailed`, `NoThread` as [`mooncake::Connection::open`] says.
     pub fn open(config: &Config, engine: &Engine, table: Option<host::Table>) -> Result<Self> {
+        let connection = Self::open_kind(config, engine, table)?;
+        let capabilities = match &connection {
+            Self::Embedded(pool) => pool.capabilities(),
+            Self::Host(pool) => pool.capabilities(),
+            // Has refused what it cannot do before it connected.
+            Self::Mooncake(_) => return Ok(connection),
+        };
+        check_capabilities(config, capabilities)?;
+        Ok(connection)
+    }
+
+    fn open_kind(config: &Config, engine: &Engine, table: Option<host::Table>) -> Result<Self> {
         let terms = engine.terms(config)?;
         // Staging is held against what is left when a layout is registered.
         let budget = Budget {

@@ -2,7 +2,7 @@
 //! and the slots in between.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::plan::PagePlan;
 use super::sets::Sets;
@@ -104,10 +104,12 @@ impl Mover {
         }
     }
 
-    /// Takes the slots back from the pool, within `patience` for each direction. What the pool does not give
-    /// back stays allocated.
+    /// Takes the slots back from the pool, within `patience`. What the pool does not give back stays
+    /// allocated.
     pub fn close(&self, patience: Duration) {
-        self.load_sets.close(patience);
-        self.save_sets.close(patience);
+        let began = Instant::now();
+        for sets in [&self.load_sets, &self.save_sets] {
+            sets.close(patience.saturating_sub(began.elapsed()));
+        }
     }
 }

@@ -437,8 +437,9 @@ impl Drop for Guarded {
             if let Some(panic) = lane.take_panic() {
                 tracing::error!("a call of the pool panicked: {panic}");
             }
-            if stuck > 0 && self.core.state.lock().inside > 0 {
-                tracing::warn!("{stuck} threads stay inside a pool that does not answer");
+            let inside = self.core.state.lock().inside;
+            if stuck > 0 && inside > 0 {
+                tracing::warn!("{inside} threads stay inside a pool that does not answer");
             }
         }
     }

@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use super::client::Client;
 use super::codes;
+use super::exit::Inside;
 use super::lists::Lists;
 use crate::device::memory::{Source, Target};
 use crate::error::{self, bail};
@@ -247,6 +248,20 @@ pub(super) struct Handle {
     process: Process,
 }
 
+/// A client during one call.
+struct Used {
+    /// Before the mark, since it may be the last to have it.
+    client: Arc<Client>,
+    _inside: Inside,
+}
+
+impl std::ops::Deref for Used {
+    type Target = Client;
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
 impl Handle {
     pub(super) fn new(client: Arc<Client>, capabilities: Capabilities) -> Self {
         Self {
@@ -257,15 +272,20 @@ impl Handle {
     }
 
     /// The client for one call, or the code of all its answers.
-    fn client(&self) -> Result<Arc<Client>, i32> {
+    fn client(&self) -> Result<Used, i32> {
         // Before the lock, which another thread may have held as this process was forked.
         if !self.process.is_this() {
             return Err(code::FORKED);
         }
-        self.client.read().clone().ok_or(code::CLOSED)
+        let inside = Inside::enter().ok_or(code::CLOSED)?;
+        let client = self.client.read().clone().ok_or(code::CLOSED)?;
+        Ok(Used {
+            client,
+            _inside: inside,
+        })
     }
 
-    fn client_for(&self, call: &str) -> error::Result<Arc<Client>> {
+    fn client_for(&self, call: &str) -> error::Result<Used> {
         match self.client() {
             Ok(client) => Ok(client),
             Err(code::FORKED) => bail!(

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use parking_lot::Mutex;
 
+use super::exit::Inside;
 use super::library::Library;
 use super::lists::Lists;
 use super::signals::{apart, start_apart};
@@ -95,6 +96,10 @@ unsafe impl Send for Ending {}
 
 impl Ending {
     fn run(self) {
+        // A process that ends takes its clients with it.
+        let Some(_inside) = Inside::enter() else {
+            return;
+        };
         // SAFETY: the library made it, nobody else has it, and no call on it runs.
         unsafe { (self.library.symbols.destroy)(self.handle.as_ptr()) };
     }

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use parking_lot::Mutex;
 
 use super::client::Client;
+use super::exit;
 use super::signals::{Blocked, Handlers, apart};
 use super::symbols::Symbols;
 use super::{waits, watcher};
@@ -84,8 +85,14 @@ impl Library {
             symbols,
             process: Process::this(),
         }));
+        library.watch_exit();
         libraries.insert(name.to_owned(), library);
         Ok(library)
+    }
+
+    /// Has the end of this process wait for calls, and let none begin.
+    pub(super) fn watch_exit(&self) {
+        exit::watch(self.process);
     }
 
     /// Whether clients can be told apart by tenant.

@@ -7,7 +7,7 @@
 //! `symbols` finds the functions; `signals`, `watcher` and `waits` keep the host's signals and its
 //! environment its own, by `bindings` where the library leaves no other way; `address` finds the
 //! master and our own name, `setup` connects; `lists` holds what a call passes, `calls` makes it, and `codes` knows
-//! what its answers mean. What the library does to a process, and what is done about it, stands in
+//! what its answers mean; `exit` keeps calls out of a process that ends. What the library does to a process, and what is done about it, stands in
 //! `docs/design/mooncake.md`.
 
 #![allow(
@@ -20,6 +20,7 @@ mod bindings;
 mod calls;
 mod client;
 mod codes;
+mod exit;
 mod library;
 mod lists;
 mod setup;

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::calls::{self, Handle};
 use super::client::Client;
+use super::exit::Inside;
 use super::library::Library;
 use super::signals::apart_within;
 use super::{address, codes};
@@ -222,6 +223,7 @@ impl Setup {
             self.check_tenants(library, tenant)?;
         }
         let client = self.client(library, self.segment, self.tenant.as_ref())?;
+        library.watch_exit();
         tracing::info!(
             "connected to Mooncake's master at \"{}\" as {}, {} bytes lent",
             self.master_text,
@@ -238,6 +240,9 @@ impl Setup {
         tenant: Option<&CString>,
     ) -> Result<Client> {
         let client = library.client_here()?;
+        let Some(_inside) = Inside::enter() else {
+            bail!(Closed, "the process ends");
+        };
         let symbols = client.symbols();
         // None of our calls needs a buffer of the library's own, and over RDMA it would be pinned.
         let buffer = 0;

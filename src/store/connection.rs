@@ -151,6 +151,10 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
         ),
     ] {
         if asked && !able {
+            let others = match can.name {
+                "host" => "its table does not say that its functions can",
+                _ => others,
+            };
             bail!(
                 PoolRefused,
                 "{field} is set, but the store \"{}\" cannot do it; {others}",

@@ -9,18 +9,21 @@
 
 #![allow(
     unsafe_code,
-    reason = "the trait's copy takes addresses on its caller's word"
+    reason = "the trait's copy takes addresses on its caller's word; memory that stays pinned is kept"
 )]
 
 mod cache;
+pub mod cuda;
 pub mod host;
 pub mod memory;
 
 pub(crate) use cache::Scratch;
 pub use cache::{CacheMemory, PageRef};
+pub use cuda::CudaDevice;
 pub use host::{HostDevice, HostMemory};
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 use crate::error::Result;
 use crate::layout::Range;
@@ -101,8 +104,9 @@ pub trait Device: Send + Sync {
     /// `NoMemory` if it cannot be had; `bytes` is at least 1.
     fn stage(&self, bytes: u64) -> Result<StagingMemory>;
 
-    /// Copies all `transfers`, in any order, behind the work that `stream` has already, and
-    /// blocks until they have ended; also on an error nothing of them is running afterwards.
+    /// Copies all `transfers`, in any order, and blocks until they have ended; also on an error
+    /// nothing of them is running afterwards. They come behind the work that the stream `behind` has
+    /// already, or, without one, behind nothing: then what they need has been waited for.
     ///
     /// # Safety
     /// During the call each cache range is valid memory of this device and each staging range
@@ -110,7 +114,7 @@ pub trait Device: Send + Sync {
     /// access. No byte that is written is touched by anybody else, nor by a second transfer.
     unsafe fn copy(
         &self,
-        stream: Stream,
+        behind: Option<Stream>,
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<()>;
@@ -118,16 +122,24 @@ pub trait Device: Send + Sync {
 
 /// Host memory for staging, with what keeps it fit for its device.
 pub struct StagingMemory {
-    /// Undoes in its `Drop` what the device did to the memory (pinning it, say); the order of the
-    /// fields has that happen before the memory is freed.
-    _pin: Option<Box<dyn Send + Sync>>,
-    memory: HostMemory,
+    pin: Option<Box<dyn Pin>>,
+    memory: ManuallyDrop<HostMemory>,
+}
+
+/// What a device did to memory.
+pub trait Pin: Send + Sync {
+    /// Undoes it, once, before the memory is freed. False: it could not be undone, and the memory has
+    /// to be kept for ever.
+    fn undo(&mut self) -> bool;
 }
 
 impl StagingMemory {
-    /// Memory and the guard of whatever the device did to it.
-    pub fn new(memory: HostMemory, pin: Option<Box<dyn Send + Sync>>) -> Self {
-        Self { _pin: pin, memory }
+    /// Memory and what the device did to it.
+    pub fn new(memory: HostMemory, pin: Option<Box<dyn Pin>>) -> Self {
+        Self {
+            pin,
+            memory: ManuallyDrop::new(memory),
+        }
     }
 
     /// The bytes.
@@ -143,6 +155,15 @@ impl StagingMemory {
     /// Where they lie.
     pub fn range(&self) -> Range {
         self.memory.range()
+    }
+}
+
+impl Drop for StagingMemory {
+    fn drop(&mut self) {
+        if self.pin.as_mut().is_none_or(|pin| pin.undo()) {
+            // SAFETY: once, here, and nobody uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use std::thread;
 
 use cuda_stand_in::{self as driver, Handle, in_child, in_children, without_driver};
 use kvbridge::device::{CudaDevice, Device, Direction, StagingMemory, Stream, Transfer};
+use kvbridge::engine::DeviceChoice;
 use kvbridge::error::{Error, Kind};
 use kvbridge::layout::{Group, Layout, Region};
 
@@ -614,6 +615,22 @@ fn a_machine_without_a_driver_is_told_so() {
                 "{error}"
             );
         }
+    });
+}
+
+#[test]
+fn the_driver_is_loaded_for_a_cuda_device_alone() {
+    in_child("the_driver_is_loaded_for_a_cuda_device_alone", || {
+        let is_loaded = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.contains("libcuda.so")
+        };
+        kvbridge::device::check(DeviceChoice::Host).unwrap();
+        let host = kvbridge::device::adopt(DeviceChoice::Host, &Layout::new(0)).unwrap();
+        assert_eq!(host.name(), "host");
+        assert!(!is_loaded());
+        kvbridge::device::check(DeviceChoice::Cuda(None)).unwrap();
+        assert!(is_loaded());
     });
 }
 

@@ -415,6 +415,12 @@ CUcontext stand_in_context(int device) {
 void stand_in_destroy_context(CUcontext context) {
   Lock lock(state().mutex);
   state().contexts.erase(context);
+  if (auto legacy = context->legacy) {
+    legacy->queue->ended = true;
+    state().changed.notify_all();
+    delete legacy;
+  }
+  delete context;
 }
 
 static char* device_bytes(CUdeviceptr address, size_t size) {

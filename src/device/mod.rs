@@ -25,8 +25,10 @@ pub use host::{HostDevice, HostMemory};
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use crate::error::Result;
-use crate::layout::Range;
+use crate::engine::DeviceChoice;
+use crate::error::{Result, bail};
+use crate::layout::{Layout, Range};
+use crate::sync::Arc;
 
 /// A queue of work on the device, as the engine knows it: the raw handle, 0 for the default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -100,6 +102,16 @@ pub trait Device: Send + Sync {
         event.0.as_ref().map_or(Ok(()), |pending| pending.wait())
     }
 
+    /// Blocks until the work before an event of the engine's has ended, as it was recorded last: the
+    /// raw handle, which must be alive. `InvalidArgument` where there are no such events.
+    fn wait_foreign(&self, event: u64) -> Result<()> {
+        bail!(
+            InvalidArgument,
+            "the event {event:#x} is one of CUDA, and the cache lies in {} memory",
+            self.name()
+        )
+    }
+
     /// Page-aligned host memory, zeroed, that this device copies to and from at full speed.
     /// `NoMemory` if it cannot be had; `bytes` is at least 1.
     fn stage(&self, bytes: u64) -> Result<StagingMemory>;
@@ -118,6 +130,29 @@ pub trait Device: Send + Sync {
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<()>;
+}
+
+/// Errors: `NoDevice`, which says what is missing, if no cache can lie there on this machine.
+///
+/// Blocks: while a device's driver starts, the first time in a process.
+pub fn check(choice: DeviceChoice) -> Result<()> {
+    match choice {
+        DeviceChoice::Host => Ok(()),
+        DeviceChoice::Cuda(_) => CudaDevice::check_driver(),
+    }
+}
+
+/// The device of a cache, as the engine describes it; see [`CudaDevice::adopt`] and
+/// [`CudaDevice::check_layout`] for what that asks of the calling thread and of the memory.
+pub fn adopt(choice: DeviceChoice, layout: &Layout) -> Result<Arc<dyn Device>> {
+    match choice {
+        DeviceChoice::Host => Ok(Arc::new(HostDevice)),
+        DeviceChoice::Cuda(ordinal) => {
+            let device = CudaDevice::adopt(ordinal)?;
+            device.check_layout(layout)?;
+            Ok(Arc::new(device))
+        }
+    }
 }
 
 /// Host memory for staging, with what keeps it fit for its device.

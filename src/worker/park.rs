@@ -246,7 +246,7 @@ impl Item for LoadItem {
             }
             Next::Fence => {
                 let began = self.shared.timers.start();
-                let opened = self.fence.wait();
+                let opened = self.fence.wait(self.mover.memory.device().as_ref());
                 self.shared.timers.lap(Phase::Fence, began);
                 match opened {
                     Ok(true) => self.next = Next::Get,

@@ -115,6 +115,14 @@ impl Device for CudaDevice {
         })
     }
 
+    fn wait_foreign(&self, event: u64) -> Result<()> {
+        let event = ptr::with_exposed_provenance_mut(event as usize);
+        self.context.run(|_| {
+            // SAFETY: who hands out an event's handle promises that it is alive.
+            unsafe { self.context.driver.event_synchronize(event) }
+        })
+    }
+
     fn stage(&self, bytes: u64) -> Result<StagingMemory> {
         let memory = HostMemory::new(bytes)?;
         let range = memory.range();

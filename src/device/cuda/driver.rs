@@ -16,11 +16,20 @@ const OUT_OF_MEMORY: Code = 2;
 /// 12.0, as drivers write it.
 const OLDEST: c_int = 12_000;
 
+/// Compares a declaration with the one of `cudarc`, which is made from NVIDIA's header. Those differ
+/// that have integers in place of enums, and the old list of arguments of a function that has a newer one.
+macro_rules! alike {
+    ($symbol:ident($($type:ty),*)) => {
+        const _: unsafe fn($($type),*) -> sys::CUresult = sys::$symbol;
+    };
+    ($symbol:ident($($type:ty),*) differs) => {};
+}
+
 /// Declares the table: functions with arguments and symbol, and how they are found and called.
 macro_rules! functions {
     (
-        required { $( $(#[$about:meta])* $name:ident($($argument:ident: $type:ty),*) = $symbol:literal; )+ }
-        optional { $( $(#[$optional_about:meta])* $optional:ident($($optional_argument:ident: $optional_type:ty),*) = $optional_symbol:literal; )+ }
+        required { $( $(#[$about:meta])* $name:ident($($argument:ident: $type:ty),*) = $symbol:ident $($differs:ident)?; )+ }
+        optional { $( $(#[$optional_about:meta])* $optional:ident($($optional_argument:ident: $optional_type:ty),*) = $optional_symbol:ident $($optional_differs:ident)?; )+ }
     ) => {
         /// The functions. They stay valid as long as the process, since nothing unloads the library.
         #[derive(Debug)]
@@ -28,6 +37,9 @@ macro_rules! functions {
             $( $name: unsafe extern "C" fn($($type),*) -> Code, )+
             $( $optional: Option<unsafe extern "C" fn($($optional_type),*) -> Code>, )+
         }
+
+        $( alike!($symbol($($type),*) $($differs)?); )+
+        $( alike!($optional_symbol($($optional_type),*) $($optional_differs)?); )+
 
         impl Driver {
             /// Errors: `NoDevice`, with the names of all that are required and missing.
@@ -38,9 +50,9 @@ macro_rules! functions {
                 let mut missing = Vec::new();
                 $(
                     // SAFETY: the caller's promise; the library was found.
-                    let $name = unsafe { sys::culib().get::<unsafe extern "C" fn($($type),*) -> Code>($symbol) };
+                    let $name = unsafe { sys::culib().get::<unsafe extern "C" fn($($type),*) -> Code>(stringify!($symbol)) };
                     if $name.is_err() {
-                        missing.push($symbol);
+                        missing.push(stringify!($symbol));
                     }
                 )+
                 let ($( Ok($name), )+) = ($( $name, )+) else {
@@ -50,7 +62,7 @@ macro_rules! functions {
                     $( $name: *$name, )+
                     $(
                         // SAFETY: as above.
-                        $optional: unsafe { sys::culib().get::<unsafe extern "C" fn($($optional_type),*) -> Code>($optional_symbol) }
+                        $optional: unsafe { sys::culib().get::<unsafe extern "C" fn($($optional_type),*) -> Code>(stringify!($optional_symbol)) }
                             .ok().map(|found| *found),
                     )+
                 })
@@ -64,7 +76,7 @@ macro_rules! functions {
                 /// are for.
                 pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
                     // SAFETY: the caller's promise.
-                    self.check($symbol, unsafe { (self.$name)($($argument),*) })
+                    self.check(stringify!($symbol), unsafe { (self.$name)($($argument),*) })
                 }
             )+
             $(
@@ -77,7 +89,7 @@ macro_rules! functions {
                 pub(super) unsafe fn $optional(&self, $($optional_argument: $optional_type),*) -> Option<Result<()>> {
                     // SAFETY: the caller's promise.
                     let code = unsafe { self.$optional?($($optional_argument),*) };
-                    Some(self.check($optional_symbol, code))
+                    Some(self.check(stringify!($optional_symbol), code))
                 }
             )+
         }
@@ -87,44 +99,44 @@ macro_rules! functions {
 functions! {
     required {
         /// Starts the driver in this process; again it does nothing. Flags are 0.
-        init(flags: c_uint) = "cuInit";
+        init(flags: c_uint) = cuInit;
         /// 12.4 is 12040.
-        version(out: *mut c_int) = "cuDriverGetVersion";
+        version(out: *mut c_int) = cuDriverGetVersion;
         /// The constant's name of a code, as a text that stays.
         #[expect(dead_code, reason = "called by its field: what it answers has no name")]
-        error_name(code: Code, out: *mut *const c_char) = "cuGetErrorName";
+        error_name(code: Code, out: *mut *const c_char) = cuGetErrorName differs;
         /// NULL if there is none.
-        context_current(out: *mut CUcontext) = "cuCtxGetCurrent";
+        context_current(out: *mut CUcontext) = cuCtxGetCurrent;
         /// For the calling thread; NULL for none.
-        context_set(context: CUcontext) = "cuCtxSetCurrent";
+        context_set(context: CUcontext) = cuCtxSetCurrent;
         /// The current context's device.
-        context_device(out: *mut c_int) = "cuCtxGetDevice";
+        context_device(out: *mut c_int) = cuCtxGetDevice;
         /// Waits for all work of the current context.
-        context_synchronize() = "cuCtxSynchronize";
+        context_synchronize() = cuCtxSynchronize;
         /// 1 is non-blocking: not ordered against the legacy stream.
-        stream_create(out: *mut CUstream, flags: c_uint) = "cuStreamCreate";
+        stream_create(out: *mut CUstream, flags: c_uint) = cuStreamCreate;
         /// Work that it has goes on.
-        stream_destroy(stream: CUstream) = "cuStreamDestroy_v2";
+        stream_destroy(stream: CUstream) = cuStreamDestroy_v2;
         /// Later work of the stream waits for what the event recorded last.
-        stream_wait(stream: CUstream, event: CUevent, flags: c_uint) = "cuStreamWaitEvent";
+        stream_wait(stream: CUstream, event: CUevent, flags: c_uint) = cuStreamWaitEvent;
         /// Waits for the stream's work.
-        stream_synchronize(stream: CUstream) = "cuStreamSynchronize";
+        stream_synchronize(stream: CUstream) = cuStreamSynchronize;
         /// 1: who waits sleeps; 2: no times are taken.
-        event_create(out: *mut CUevent, flags: c_uint) = "cuEventCreate";
+        event_create(out: *mut CUevent, flags: c_uint) = cuEventCreate;
         /// At once; the driver keeps what still waits for it.
-        event_destroy(event: CUevent) = "cuEventDestroy_v2";
+        event_destroy(event: CUevent) = cuEventDestroy_v2;
         /// Marks the present end of the stream's work. Both belong to one context.
-        event_record(event: CUevent, stream: CUstream) = "cuEventRecord";
+        event_record(event: CUevent, stream: CUstream) = cuEventRecord;
         /// Waits for what was recorded last.
-        event_synchronize(event: CUevent) = "cuEventSynchronize";
+        event_synchronize(event: CUevent) = cuEventSynchronize;
         /// Pins memory of the host; flag 1: for all contexts.
-        host_register(start: *mut c_void, size: usize, flags: c_uint) = "cuMemHostRegister_v2";
+        host_register(start: *mut c_void, size: usize, flags: c_uint) = cuMemHostRegister_v2;
         /// By its start.
-        host_unregister(start: *mut c_void) = "cuMemHostUnregister";
+        host_unregister(start: *mut c_void) = cuMemHostUnregister;
         /// Of the memory that an address belongs to.
-        pointer_attribute(out: *mut c_void, attribute: c_uint, address: CUdeviceptr) = "cuPointerGetAttribute";
+        pointer_attribute(out: *mut c_void, attribute: c_uint, address: CUdeviceptr) = cuPointerGetAttribute differs;
         /// To, from, bytes, stream. Either may be memory of the host.
-        copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) = "cuMemcpyAsync";
+        copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) = cuMemcpyAsync;
     }
     optional {
         /// To, from, bytes, count, attributes, index of the first copy of each, their count,
@@ -132,12 +144,12 @@ functions! {
         #[expect(clippy::too_many_arguments, reason = "as the driver has them")]
         batch_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize,
             attributes: *mut CUmemcpyAttributes, firsts: *mut usize, attribute_count: usize,
-            stream: CUstream) = "cuMemcpyBatchAsync_v2";
+            stream: CUstream) = cuMemcpyBatchAsync_v2;
         /// The same with the index of the copy that failed before the stream. From 12.8 on.
         #[expect(clippy::too_many_arguments, reason = "as the driver has them")]
         batch(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize,
             attributes: *mut CUmemcpyAttributes, firsts: *mut usize, attribute_count: usize,
-            failed: *mut usize, stream: CUstream) = "cuMemcpyBatchAsync";
+            failed: *mut usize, stream: CUstream) = cuMemcpyBatchAsync differs;
     }
 }
 

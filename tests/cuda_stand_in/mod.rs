@@ -71,10 +71,10 @@ fn built(definitions: &[&str]) -> PathBuf {
     let name = format!("cuda{}", definitions.concat());
     let mut built = BUILT.lock().unwrap();
     let folder = built.entry(name.clone()).or_insert_with(|| {
-        // Of this process, since others may build the same at once.
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("{name}-{}", std::process::id()));
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
         std::fs::create_dir_all(&folder).unwrap();
+        // Others may build the same at once, or run on it.
+        let made = folder.join(format!("made-{}", std::process::id()));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/cpp_tests/cuda/stand_in.cc");
         let compiled = Command::new("c++")
             .args([
@@ -86,7 +86,7 @@ fn built(definitions: &[&str]) -> PathBuf {
                 "-shared",
             ])
             .args(["-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
-            .arg(folder.join("libcuda.so.1"))
+            .arg(&made)
             .arg(source)
             .args(
                 definitions
@@ -96,9 +96,12 @@ fn built(definitions: &[&str]) -> PathBuf {
             .status()
             .expect("these tests need a C++ compiler called c++");
         assert!(compiled.success());
+        std::fs::rename(made, folder.join("libcuda.so.1")).unwrap();
         let link = folder.join("libcuda.so");
-        let _ = std::fs::remove_file(&link);
-        symlink("libcuda.so.1", &link).unwrap();
+        match symlink("libcuda.so.1", &link) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{error}"),
+            _ => {}
+        }
         folder
     });
     folder.clone()

@@ -385,6 +385,14 @@ CUresult cuMemsetD8Async(CUdeviceptr start, unsigned char value, size_t size, CU
   return 0;
 }
 
+CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* argument) {
+  ENTER();
+  FIND_STREAM(handle);
+  NEED(function != nullptr, kInvalidValue);
+  stand_in::push(stream, {}, [=] { function(argument); });
+  return 0;
+}
+
 #ifndef WITHOUT_BATCH_V2
 CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
                                CUmemcpyAttributes* attributes, size_t* firsts,
@@ -441,6 +449,11 @@ void stand_in_read(void* to, CUdeviceptr from, size_t size) {
 void stand_in_write(CUdeviceptr to, const void* from, size_t size) {
   Lock lock(state().mutex);
   std::memcpy(device_bytes(to, size), from, size);
+}
+
+void* stand_in_bytes(CUdeviceptr address, size_t size) {
+  Lock lock(state().mutex);
+  return device_bytes(address, size);
 }
 
 void stand_in_hold(CUstream stream, int on) {

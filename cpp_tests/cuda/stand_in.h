@@ -51,6 +51,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size);
 CUresult cuMemFree_v2(CUdeviceptr start);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 CUresult cuMemsetD8Async(CUdeviceptr start, unsigned char value, size_t size, CUstream stream);
+CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* argument);
 
 /* ---- what a test does ---- */
 
@@ -62,6 +63,8 @@ void stand_in_destroy_context(CUcontext context);
  * an allocation ends the process. */
 void stand_in_read(void* to, CUdeviceptr from, size_t size);
 void stand_in_write(CUdeviceptr to, const void* from, size_t size);
+/* Where the CPU reaches the bytes, for code that stands for a kernel's. */
+void* stand_in_bytes(CUdeviceptr address, size_t size);
 
 /* The stream does nothing while it is held. */
 void stand_in_hold(CUstream stream, int on);

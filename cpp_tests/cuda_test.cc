@@ -261,6 +261,37 @@ TEST(Cuda, AnEventIsWaitedForBeforeParkedPagesAreWritten) {
   ok(cuEventDestroy_v2(allocated));
 }
 
+TEST(Cuda, AFenceThatFailsIsAnErrorOfEveryLaterCall) {
+  Gpu gpu;
+  CUevent event = nullptr;
+  ok(cuEventCreate(&event, 2));
+  ok(cuEventRecord(event, gpu.stream));
+  {
+    auto text = json("cuda-fails").insert(1, R"("async_load": true, )");
+    Server server(text, gpu.pool, -1, true);
+    serve(server, gpu, 1, 10);
+    gpu.compute(slots(4, 20), 90);
+    ok(cuStreamSynchronize(gpu.stream));
+    ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
+    kvb_fence fence{};
+    fence.kind = KVB_FENCE_CUDA_EVENT;
+    fence.event = reinterpret_cast<uintptr_t>(event);
+    stand_in_fail("cuEventSynchronize", 0, 719);
+    server.worker.bind(server.scheduler.build({}), &fence);
+    kvb::Worker::Finished out;
+    const uint64_t id = 2;
+    while (server.worker.try_get_finished(nullptr, 0, &id, 1, &out) == KVB_OK)
+      std::this_thread::yield();
+    stand_in_reset();
+    for (int i = 0; i < 2; ++i)
+      expect_error(KVB_DEVICE_FAILED, "cuEventSynchronize: CUDA_ERROR_LAUNCH_FAILED (719)",
+                   [&] { server.worker.get_finished({}); });
+    EXPECT_EQ(gpu.value(20), 90);
+    server.worker.shutdown(10000);
+  }
+  ok(cuEventDestroy_v2(event));
+}
+
 TEST(Cuda, AnEventIsNothingForACacheOfTheHost) {
   Rig rig(json("cuda-host-fence"));
   kvb_fence fence{};

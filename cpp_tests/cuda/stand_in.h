@@ -7,7 +7,7 @@
  * device.
  *
  * The declarations are written from the driver's documented ABI, without its header: handles are
- * pointers, and results are the constants' numbers. */
+ * pointers, and results are the constants' numbers. signatures.cc compares them with the header. */
 #ifndef KVBRIDGE_CPP_TESTS_CUDA_STAND_IN_H
 #define KVBRIDGE_CPP_TESTS_CUDA_STAND_IN_H
 
@@ -36,20 +36,35 @@ static_assert(sizeof(CUmemcpyAttributes) == 24, "as documented");
 
 extern "C" {
 
-/* ---- the driver, as far as hosts in tests call it; the library under test finds the rest ---- */
+/* ---- the driver ---- */
 
 CUresult cuInit(unsigned flags);
+CUresult cuDriverGetVersion(int* version);
+CUresult cuGetErrorName(CUresult code, const char** name);
 CUresult cuCtxGetCurrent(CUcontext* context);
 CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxGetDevice(CUdevice* device);
+CUresult cuCtxSynchronize(void);
 CUresult cuStreamCreate(CUstream* stream, unsigned flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuEventCreate(CUevent* event, unsigned flags);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+CUresult cuEventSynchronize(CUevent event);
 CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size);
 CUresult cuMemFree_v2(CUdeviceptr start);
+CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags);
+CUresult cuMemHostUnregister(void* start);
+CUresult cuPointerGetAttribute(void* out, unsigned attribute, CUdeviceptr address);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                            CUmemcpyAttributes* attributes, size_t* firsts, size_t attribute_count,
+                            size_t* failed, CUstream stream);
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                               CUmemcpyAttributes* attributes, size_t* firsts,
+                               size_t attribute_count, CUstream stream);
 CUresult cuMemsetD8Async(CUdeviceptr start, unsigned char value, size_t size, CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* argument);
 

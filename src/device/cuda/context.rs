@@ -3,16 +3,15 @@
 use std::ffi::c_uint;
 use std::ptr;
 
-use cudarc::driver::sys::CUcontext;
+use cudarc::driver::sys::{CUcontext, CUmemorytype, CUpointer_attribute};
 
 use super::driver::Driver;
 use crate::error::{Result, bail};
 
-/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and its value for memory of a device.
-const MEMORY_TYPE: c_uint = 2;
-const OF_A_DEVICE: c_uint = 2;
-/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
-const DEVICE_ORDINAL: c_uint = 9;
+/// What is asked of an address, and the answer for memory of a device.
+const MEMORY_TYPE: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint;
+const OF_A_DEVICE: c_uint = CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
+const DEVICE_ORDINAL: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_uint;
 
 /// A context of the engine's. It belongs to the engine, which must not destroy it before the layout
 /// is unregistered.

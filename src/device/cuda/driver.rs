@@ -10,8 +10,8 @@ use crate::error::{Error, Kind, Result, bail};
 /// `CUresult`, which is only ever a number here.
 type Code = c_int;
 
-const SUCCESS: Code = 0;
-const OUT_OF_MEMORY: Code = 2;
+const SUCCESS: Code = sys::CUresult::CUDA_SUCCESS as Code;
+const OUT_OF_MEMORY: Code = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 
 /// 12.0, as drivers write it.
 const OLDEST: c_int = 12_000;

@@ -3,14 +3,15 @@
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent, CUstream};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 
 use super::context::Context;
 use crate::device::Pending;
 use crate::error::Result;
 
 /// Who waits sleeps, and no times are taken.
-const SLEEPING_WITHOUT_TIMES: u32 = 1 | 2;
+const SLEEPING_WITHOUT_TIMES: u32 =
+    CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
 /// An event of ours, destroyed when dropped.
 #[derive(Debug)]

@@ -16,19 +16,16 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUcontext;
-use parking_lot::Mutex;
+use cudarc::driver::sys::{CU_MEMHOSTREGISTER_PORTABLE as PINNED_FOR_ALL_CONTEXTS, CUcontext};
 
 use super::{Device, Direction, Event, HostMemory, Pin, StagingMemory, Stream, Transfer};
 use crate::error::{Result, bail};
 use crate::layout::{Layout, Part};
+use crate::sync::Mutex;
 use context::Context;
 use driver::Driver;
 use event::OwnEvent;
 use transit::Transit;
-
-/// Pinned for all contexts.
-const PORTABLE: u32 = 1;
 
 /// The device of the context that was current when this was made.
 ///
@@ -130,9 +127,11 @@ impl Device for CudaDevice {
         self.context.run(|_| {
             // SAFETY: a mapping of its own of exactly this size, which outlives the pin.
             unsafe {
-                self.context
-                    .driver
-                    .host_register(start, range.size as usize, PORTABLE)
+                self.context.driver.host_register(
+                    start,
+                    range.size as usize,
+                    PINNED_FOR_ALL_CONTEXTS,
+                )
             }
             .map_err(|error| error.within(format_args!("pinning {bytes} bytes of staging")))?;
             let pin = Pinned {

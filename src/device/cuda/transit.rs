@@ -3,7 +3,9 @@
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUdeviceptr, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUstream};
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUstream, CUstream_flags,
+};
 
 use super::context::Context;
 use super::event::OwnEvent;
@@ -11,7 +13,7 @@ use crate::device::{Direction, Stream, Transfer};
 use crate::error::{Error, Result, bail};
 
 /// Not ordered against the legacy stream, which would wait for everything of the engine's.
-const NON_BLOCKING: u32 = 1;
+const NON_BLOCKING: u32 = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
 
 /// A stream of ours with what its batches need, destroyed when dropped.
 #[derive(Debug)]

@@ -92,6 +92,8 @@ void stand_in_lazy(int on);
 void stand_in_fail(const char* function, long nth, int code);
 /* The function answers 0 and does nothing. */
 void stand_in_skip(const char* function, int on);
+/* Calls of this thread neither fail, are left out nor are counted: they are the engine's own. */
+void stand_in_exempt(int on);
 /* Calls since the last reset, without cuGetErrorName. Function "": of all. */
 long stand_in_calls(const char* function);
 /* The function that failed last since then, or "". */

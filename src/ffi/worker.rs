@@ -260,7 +260,7 @@ pub unsafe extern "C" fn kvb_worker_bind(
 /// cudaStream_t of the cache's context, NULL its legacy default stream; it is ignored for host memory. A
 /// second call on one metadata starts nothing.
 ///
-/// Blocks: for the pool's reads.
+/// Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
 /// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
 /// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
 /// attention DP a lost page is no error: see kvb_worker_take_failed_loads.

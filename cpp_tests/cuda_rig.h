@@ -29,6 +29,7 @@ inline CUcontext current() {
 struct Gpu {
   explicit Gpu(int number = 0) {
     ok(cuInit(0));
+    stand_in_reset();
     before = stand_in_alive();
     context = stand_in_context(number);
     ok(cuCtxSetCurrent(context));

@@ -23,6 +23,7 @@ TEST(Cuda, PagesAreSavedBehindThePassAndLoadedBeforeTheNext) {
     stand_in_hold(gpu.stream, 0);
     server.finish(1);
     EXPECT_EQ(server.stored(kPrompt), 3u);
+    EXPECT_EQ(stand_in_calls("cuEventRecord"), 1) << "the pass alone is marked";
 
     /* Other pages, which work that is still on the stream reads before they are loaded. */
     auto others = slots(4, 20);
@@ -151,6 +152,7 @@ TEST(Cuda, AnEventIsWaitedForBeforeParkedPagesAreWritten) {
       loaded = server.worker.get_finished({}).loaded;
     }
     for (int i = 0; i < 3; ++i) EXPECT_EQ(gpu.value(20 + i), 10 + i);
+    EXPECT_EQ(stand_in_calls("cuStreamWaitEvent"), 0) << "no stream is waited for";
     server.worker.shutdown(10000);
   }
   ok(cuEventDestroy_v2(allocated));

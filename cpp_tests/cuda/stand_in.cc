@@ -1,4 +1,4 @@
-/* The stand-in's functions: those of the driver, and those of tests. See stand_in.h.
+/* The functions of the driver. See stand_in.h; those of tests are in controls.cc.
  *
  * Variants, by definitions of the compiler: WITHOUT_BATCH_V2 and WITHOUT_BATCH are older drivers,
  * WITHOUT_EVENTS is none that anybody could use. */
@@ -7,13 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "work.h"
 
 using stand_in::Allocation;
+using stand_in::bytes_of;
+using stand_in::find_memory;
 using stand_in::Lock;
 using stand_in::Mark;
 using stand_in::state;
@@ -40,7 +40,6 @@ const std::map<CUresult, const char*> kNames = {
 };
 
 thread_local CUcontext t_current = nullptr;
-thread_local bool t_is_exempt = false;
 
 size_t pages(size_t size) { return (size + 4095) & ~size_t{4095}; }
 
@@ -48,7 +47,7 @@ size_t pages(size_t size) { return (size + 4095) & ~size_t{4095}; }
 struct Call {
   Call(const char* function, bool needs_start) : lock(state().mutex) {
     auto& all = state();
-    if (t_is_exempt) {
+    if (stand_in::t_is_exempt) {
       runs = true;
       return;
     }
@@ -109,25 +108,6 @@ CUresult find_event(CUevent event) {
   NEED(state().events.count(event) != 0, kInvalidHandle);
   NEED(event->context == t_current, kInvalidHandle);
   return 0;
-}
-
-/* The allocation that holds an address, or nullptr. */
-const Allocation* find_memory(uintptr_t address, uintptr_t* start) {
-  auto& memory = state().memory;
-  auto it = memory.upper_bound(address);
-  if (it == memory.begin()) return nullptr;
-  --it;
-  *start = it->first;
-  return address - it->first < it->second.size ? &it->second : nullptr;
-}
-
-/* Where the CPU reaches a range that lies in one allocation, or nullptr. */
-char* bytes_of(CUdeviceptr address, size_t size, const Allocation** found) {
-  uintptr_t start = 0;
-  auto memory = find_memory(address, &start);
-  if (memory == nullptr || size > memory->size - (address - start)) return nullptr;
-  *found = memory;
-  return memory->bytes + (address - start);
 }
 
 /* Queues a copy. Its memory is of the stream's device, or registered memory of the host: stricter
@@ -415,120 +395,5 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, s
   return batch(to, from, sizes, count, attributes, firsts, attribute_count, failed, stream);
 }
 #endif
-
-/* ---- what tests do ---- */
-
-CUcontext stand_in_context(int device) {
-  Lock lock(state().mutex);
-  auto context = new CUctx_st{device, nullptr};
-  state().contexts.insert(context);
-  return context;
-}
-
-void stand_in_destroy_context(CUcontext context) {
-  Lock lock(state().mutex);
-  state().contexts.erase(context);
-  if (auto legacy = context->legacy) {
-    legacy->queue->ended = true;
-    state().changed.notify_all();
-    delete legacy;
-  }
-  delete context;
-}
-
-static char* device_bytes(CUdeviceptr address, size_t size) {
-  const Allocation* memory = nullptr;
-  char* bytes = bytes_of(address, size, &memory);
-  if (bytes == nullptr || !memory->of_device) {
-    std::fprintf(stderr, "stand-in: %zu bytes at %#llx are no device memory\n", size, address);
-    std::abort();
-  }
-  return bytes;
-}
-
-void stand_in_read(void* to, CUdeviceptr from, size_t size) {
-  Lock lock(state().mutex);
-  std::memcpy(to, device_bytes(from, size), size);
-}
-
-void stand_in_write(CUdeviceptr to, const void* from, size_t size) {
-  Lock lock(state().mutex);
-  std::memcpy(device_bytes(to, size), from, size);
-}
-
-void* stand_in_bytes(CUdeviceptr address, size_t size) {
-  Lock lock(state().mutex);
-  return device_bytes(address, size);
-}
-
-void stand_in_hold(CUstream stream, int on) {
-  Lock lock(state().mutex);
-  stream->queue->held = on != 0;
-  state().changed.notify_all();
-}
-
-void stand_in_lazy(int on) {
-  Lock lock(state().mutex);
-  state().is_lazy = on != 0;
-  state().changed.notify_all();
-}
-
-void stand_in_fail(const char* function, long nth, int code) {
-  Lock lock(state().mutex);
-  state().failure = {function, nth, code, 0};
-}
-
-void stand_in_skip(const char* function, int on) {
-  Lock lock(state().mutex);
-  if (on != 0) {
-    state().skipped.insert(function);
-  } else {
-    state().skipped.erase(function);
-  }
-}
-
-void stand_in_exempt(int on) { t_is_exempt = on != 0; }
-
-long stand_in_calls(const char* function) {
-  Lock lock(state().mutex);
-  if (*function != '\0') return state().calls[function];
-  long all = 0;
-  for (auto& calls : state().calls) all += calls.second;
-  return all;
-}
-
-void stand_in_reset() {
-  Lock lock(state().mutex);
-  state().failure = {};
-  state().failed = "";
-  state().skipped.clear();
-  state().calls.clear();
-}
-
-const char* stand_in_failed() {
-  Lock lock(state().mutex);
-  return state().failed;
-}
-
-long stand_in_waiting(const char* function) {
-  Lock lock(state().mutex);
-  return state().waiting_in[function];
-}
-
-long stand_in_copies_in_flight() {
-  Lock lock(state().mutex);
-  return state().copies;
-}
-
-long stand_in_alive() {
-  Lock lock(state().mutex);
-  auto& all = state();
-  return static_cast<long>(all.streams.size() + all.events.size() + all.memory.size());
-}
-
-void stand_in_set_version(int version) {
-  Lock lock(state().mutex);
-  state().version = version;
-}
 
 } /* extern "C" */

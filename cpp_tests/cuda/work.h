@@ -95,6 +95,28 @@ inline State& state() {
   return it;
 }
 
+/* Whether calls of this thread are a test's engine's own. */
+inline thread_local bool t_is_exempt = false;
+
+/* The allocation that holds an address, or nullptr. */
+inline const Allocation* find_memory(uintptr_t address, uintptr_t* start) {
+  auto& memory = state().memory;
+  auto it = memory.upper_bound(address);
+  if (it == memory.begin()) return nullptr;
+  --it;
+  *start = it->first;
+  return address - it->first < it->second.size ? &it->second : nullptr;
+}
+
+/* Where the CPU reaches a range that lies in one allocation, or nullptr. */
+inline char* bytes_of(CUdeviceptr address, size_t size, const Allocation** found) {
+  uintptr_t start = 0;
+  auto memory = find_memory(address, &start);
+  if (memory == nullptr || size > memory->size - (address - start)) return nullptr;
+  *found = memory;
+  return memory->bytes + (address - start);
+}
+
 /* Until `is_true`; the streams run meanwhile. */
 inline void wait(Lock& lock, const char* function, const std::function<bool()>& is_true) {
   auto& all = state();

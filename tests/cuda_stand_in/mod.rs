@@ -75,7 +75,7 @@ fn built(definitions: &[&str]) -> PathBuf {
         std::fs::create_dir_all(&folder).unwrap();
         // Others may build the same at once, or run on it.
         let made = folder.join(format!("made-{}", std::process::id()));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/cpp_tests/cuda/stand_in.cc");
+        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/cpp_tests/cuda");
         let compiled = Command::new("c++")
             .args([
                 "-std=c++17",
@@ -87,7 +87,8 @@ fn built(definitions: &[&str]) -> PathBuf {
             ])
             .args(["-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
             .arg(&made)
-            .arg(source)
+            .args(["controls.cc", "stand_in.cc"])
+            .current_dir(sources)
             .args(
                 definitions
                     .iter()

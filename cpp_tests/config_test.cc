@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -52,6 +53,19 @@ TEST(Config, BuffersSayWhatTheyNeedAndAreLeftAlone) {
   EXPECT_EQ(buffer.find('\0'), needed - 1);
 }
 
+TEST(Config, ACudaDeviceNeedsItsDriver) {
+  for (const char* name : {"libcuda.so", "libcuda.so.1"})
+    if (dlopen(name, RTLD_NOW) != nullptr) GTEST_SKIP() << "this machine has the driver";
+  auto engine = kvb::engine(testing_kvb::kBlock);
+  engine.device_kind = KVB_DEVICE_CUDA;
+  auto open = [&](const std::string& more) {
+    kvb::Worker::open(kvb::Config::from_json(json("cuda", more)), engine);
+  };
+  expect_error(KVB_NO_DEVICE, "libcuda.so.1 cannot be loaded", [&] { open(""); });
+  /* It has no cache. */
+  open(R"("role": "capacity", )");
+}
+
 TEST(Config, WhatThisBuildLacksIsRefusedByName) {
   auto engine = kvb::engine(testing_kvb::kBlock);
   auto refused = [&](const std::string& text, kvb_status status, const std::string& part) {
@@ -69,7 +83,4 @@ TEST(Config, WhatThisBuildLacksIsRefusedByName) {
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1", "protocol": "tcp",
               "global_segment_size": 0, "kvbridge": {"library": "libno-such-store.so"}})",
           KVB_POOL_REFUSED, "libno-such-store.so");
-  auto config = kvb::Config::from_json(json("lacks"));
-  engine.device_kind = KVB_DEVICE_CUDA;
-  expect_error(unsupported, "cuda", [&] { kvb::Worker::open(config, engine); });
 }

@@ -36,7 +36,8 @@ pub enum Drafter {
 pub enum DeviceChoice {
     /// Memory that the CPU can read and write.
     Host,
-    /// Memory of a CUDA device; `None` is the context that is current at registration.
+    /// Memory of a CUDA device, whose context is current at registration; of this number, if one
+    /// is given.
     Cuda(Option<u32>),
 }
 
@@ -116,6 +117,8 @@ pub struct Terms {
     pub async_load: bool,
     /// Each `bind` brings an allocation fence.
     pub supplies_fences: bool,
+    /// Where this rank's cache lies.
+    pub device: DeviceChoice,
     /// Requests must be prefill-only (a drafter is at work).
     pub context_only: bool,
     /// What the engine has to arrange.
@@ -141,12 +144,6 @@ impl Engine {
                 "stage_through_host = false is not supported in this build"
             );
         }
-        if let DeviceChoice::Cuda(_) = self.device {
-            bail!(
-                Unsupported,
-                "device_kind = cuda is not supported in this build; host is"
-            );
-        }
         let (world, rank) = if self.attention_dp {
             (1, 0)
         } else {
@@ -165,6 +162,7 @@ impl Engine {
             ranks_on_node: self.ranks_on_node.max(1),
             async_load: reads && config.async_load(),
             supplies_fences: self.supplies_fences,
+            device: self.device,
             context_only: self.drafter != Drafter::None && config.role() != Role::Capacity,
             declarations: Declarations {
                 supports_attention_dp: true,

@@ -276,7 +276,7 @@ impl Device for Sick {
     }
     unsafe fn copy(
         &self,
-        stream: Stream,
+        behind: Option<Stream>,
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<()> {
@@ -285,7 +285,7 @@ impl Device for Sick {
             Direction::Scatter => &self.scatter,
         })?;
         // SAFETY: the caller's promise is passed on.
-        unsafe { HostDevice.copy(stream, direction, transfers) }
+        unsafe { HostDevice.copy(behind, direction, transfers) }
     }
 }
 

@@ -17,7 +17,7 @@ kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank) {
                                             : KVB_DRAFTER_MTP_VANILLA;
   engine.max_draft_len = static_cast<int32_t>(options.lookahead);
   engine.draft_shares_cache = options.lookahead > 0 ? 1 : 0;
-  engine.device_kind = KVB_DEVICE_HOST;
+  engine.device_kind = options.device ? KVB_DEVICE_CUDA : KVB_DEVICE_HOST;
   engine.supplies_fences = options.fences == Fences::kNone ? 0 : 1;
   return engine;
 }
@@ -72,7 +72,11 @@ Bridge::Bridge(const EngineOptions& options,
     : threads_(options.config_json && !options.rank_processes ? caches.size() : 0) {
   if (!options.config_json) return;
   const auto describe = [&options, &caches](uint32_t rank) -> DescribeMemory {
-    return [&options, &caches, rank] { return DescribeLayout(options, *caches[rank]); };
+    return [&options, &caches, rank] {
+      // The library takes the context of the thread that registers.
+      if (options.device) options.device->MakeCurrent();
+      return DescribeLayout(options, *caches[rank]);
+    };
   };
   // Processes come first: a pool that is open in this one does not survive in another.
   std::vector<std::unique_ptr<Rank>> others;

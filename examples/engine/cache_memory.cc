@@ -9,24 +9,40 @@
 
 namespace miniature {
 
-Mapping::Mapping(size_t bytes) : data_(nullptr), size_(bytes) {
+Mapping::Mapping(size_t bytes, std::shared_ptr<Device> device)
+    : device_(std::move(device)), data_(nullptr), address_(0), size_(bytes) {
+  if (device_) {
+    const Device::Memory memory = device_->Allocate(bytes);
+    data_ = memory.bytes;
+    address_ = memory.address;
+    return;
+  }
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     throw std::system_error(errno, std::generic_category(), "memory for a block pool");
   }
   data_ = static_cast<uint8_t*>(memory);
+  address_ = reinterpret_cast<uintptr_t>(memory);
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ == nullptr) return;
+  if (device_) {
+    device_->Free(address_);
+  } else {
+    munmap(data_, size_);
+  }
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+    : device_(std::move(other.device_)),
+      data_(std::exchange(other.data_, nullptr)),
+      address_(other.address_),
+      size_(other.size_) {}
 
 CacheMemory::CacheMemory(const std::vector<GroupSpec>& groups, uint32_t blocks,
-                         uint32_t tokens_per_block) {
+                         uint32_t tokens_per_block, const std::shared_ptr<Device>& device) {
   for (const GroupSpec& group : groups) {
     std::vector<Pool>& pools = groups_.emplace_back();
     for (const PoolSpec& spec : group.pools) {
@@ -35,13 +51,13 @@ CacheMemory::CacheMemory(const std::vector<GroupSpec>& groups, uint32_t blocks,
       const size_t bytes = layer * spec.layers * blocks;
       const size_t block_stride = spec.layer_first ? layer : layer * spec.layers;
       const size_t layer_stride = spec.layer_first ? layer * blocks : layer;
-      pools.push_back(Pool{Mapping(bytes), block_stride, layer_stride, row, spec});
+      pools.push_back(Pool{Mapping(bytes, device), block_stride, layer_stride, row, spec});
     }
   }
 }
 
 uint64_t CacheMemory::PoolBase(size_t group, size_t pool) const {
-  return reinterpret_cast<uintptr_t>(groups_[group][pool].memory.data());
+  return groups_[group][pool].memory.address();
 }
 
 namespace {

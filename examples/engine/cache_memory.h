@@ -4,30 +4,36 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "types.h"
 
 namespace miniature {
 
-// Memory that costs nothing until it is touched, and that processes made from this one share.
+// Memory that costs nothing until it is touched, and that processes made from this one share; or
+// memory of a device.
 class Mapping {
  public:
-  explicit Mapping(size_t bytes);
+  Mapping(size_t bytes, std::shared_ptr<Device> device);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&&) = delete;
   uint8_t* data() const { return data_; }
+  uint64_t address() const { return address_; }
   size_t size() const { return size_; }
 
  private:
+  std::shared_ptr<Device> device_;
   uint8_t* data_;
+  uint64_t address_;
   size_t size_;
 };
 
 class CacheMemory {
  public:
-  CacheMemory(const std::vector<GroupSpec>& groups, uint32_t blocks, uint32_t tokens_per_block);
+  CacheMemory(const std::vector<GroupSpec>& groups, uint32_t blocks, uint32_t tokens_per_block,
+              const std::shared_ptr<Device>& device = nullptr);
 
   // The tokens_per_block elements of one layer and factor in one page.
   uint8_t* Row(size_t group, size_t pool, int32_t page, uint32_t layer, uint32_t factor) const {

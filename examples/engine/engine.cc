@@ -48,10 +48,14 @@ std::vector<std::unique_ptr<CacheMemory>> MakeCaches(const EngineOptions& option
   if (options.rank_processes && options.fences != Fences::kNone) {
     throw std::invalid_argument("ranks in processes of their own have no fences");
   }
+  if (options.rank_processes && options.device) {
+    throw std::invalid_argument("a device is one process' alone");
+  }
+  if (options.device) options.device->MakeCurrent();
   std::vector<std::unique_ptr<CacheMemory>> caches;
   for (uint32_t rank = 0; rank < options.tp_size; ++rank) {
-    caches.push_back(
-        std::make_unique<CacheMemory>(options.groups, options.blocks, options.tokens_per_block));
+    caches.push_back(std::make_unique<CacheMemory>(options.groups, options.blocks,
+                                                   options.tokens_per_block, options.device));
   }
   return caches;
 }
@@ -99,7 +103,8 @@ void Engine::Submit(RequestSpec spec) {
 // library; a scheduler without a batch runs empty passes, so that saves and loads are still
 // reported.
 bool Engine::RunPass() {
-  void* stream = nullptr;  // host memory: no streams
+  Device* device = options_.device.get();
+  void* stream = device ? device->stream() : nullptr;  // host memory: no streams
   ++counters_.passes;
 
   // Requests that already run need pages for their next tokens. New ones ask the pool (match),
@@ -141,10 +146,18 @@ bool Engine::RunPass() {
   if (runs) {
     {
       PhaseTimer timer(&phases_, Phase::kForward);
-      Forward();
+      if (device) {
+        device->Launch([this] { Forward(); });
+      } else {
+        Forward();
+      }
     }
-    PhaseTimer timer(&phases_, Phase::kSaveWait);
-    bridge_.WaitForSave(stream);
+    {
+      PhaseTimer timer(&phases_, Phase::kSaveWait);
+      bridge_.WaitForSave(stream);
+    }
+    // What the pass sampled is looked at next.
+    if (device) device->Synchronize();
   } else if (!batch_.empty()) {
     ++counters_.abandoned_passes;
   }

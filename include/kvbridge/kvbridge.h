@@ -245,7 +245,7 @@ kvb_status kvb_set_log(kvb_log_callback callback_or_null, void *context, int32_t
 /** kvb_engine.device_kind: the cache is memory that the CPU reads and writes. */
 #define KVB_DEVICE_HOST 0
 
-/** kvb_engine.device_kind: the cache is memory of a CUDA device. Not supported in this build. */
+/** kvb_engine.device_kind: the cache is memory of a CUDA device. It needs the driver, 12.0 or newer. */
 #define KVB_DEVICE_CUDA 1
 
 /** Borrowed bytes; size 0 ignores the pointer. Texts are UTF-8 and need no terminator. */
@@ -302,8 +302,8 @@ typedef struct kvb_engine {
   /** KVB_DEVICE_*. */
   int32_t device_kind;
   /**
-   * Number of the device; -1 for the context that is current when the layout is registered.
-   * Ignored for host memory.
+   * Number of the device that the context is of which is current when the layout is registered; -1 for
+   * any. Ignored for host memory.
    */
   int32_t device_ordinal;
   /** Flag: every rank holds whole attention heads and owns its requests. */
@@ -959,7 +959,10 @@ typedef void (*kvb_fence_wait)(void *context);
 typedef struct kvb_fence {
   /** KVB_FENCE_*; the fields of other kinds are ignored. */
   int32_t kind;
-  /** The event to wait for. It needs CUDA, which this build lacks: KVB_UNSUPPORTED. */
+  /**
+   * The CUevent to wait for, as it was recorded last. It must be recorded already and alive until
+   * it was waited for, as `context` must. For a cache on a CUDA device alone.
+   */
   uint64_t event;
   /** The function to call. */
   kvb_fence_wait wait;
@@ -1008,9 +1011,11 @@ typedef struct kvb_declarations {
  * of `store_or_null`, which the store kind "host" needs.
  *
  * Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
- * seconds and one more per GiB that is lent.
+ * seconds and one more per GiB that is lent. With KVB_DEVICE_CUDA also while the driver starts, the
+ * first time in a process.
  * Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
- * says what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+ * says what does not go together; KVB_NO_DEVICE, with KVB_DEVICE_CUDA: the driver is missing, older
+ * than CUDA 12.0 or lacks functions; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
  * KVB_NO_THREAD.
  */
 kvb_status kvb_worker_new(const kvb_config *config,
@@ -1025,17 +1030,22 @@ kvb_status kvb_worker_declarations(const kvb_worker *worker, kvb_declarations *o
  * Takes the cache memory that the layout describes into use. The worker keeps a copy of the
  * layout.
  *
+ * With KVB_DEVICE_CUDA the CUDA context that is current on the calling thread is the cache's. It must stay
+ * alive as long as the slots. Every call leaves the thread with the context that was current before.
+ *
  * Every slot of every region must stay valid until kvb_worker_unregister_layout or
  * kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
  * the same pages; addresses and slot counts may differ.
  *
  * Blocks: while staging memory is set up.
  * Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
- * KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
- * KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
+ * KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration, or its memory or the
+ * current context is not of the device; KVB_CONTRADICTION, other pages than before; KVB_NO_DEVICE, no CUDA
+ * context is current; KVB_DEVICE_FAILED; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
  * KVB_POOL_FAILED, the pool refuses the staging memory; KVB_BUSY, it did not answer in time.
  */
-kvb_status kvb_worker_register_layout(kvb_worker *worker, const kvb_layout *layout);
+kvb_status kvb_worker_register_layout(kvb_worker *worker,
+                                      const kvb_layout *layout);
 
 /**
  * Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
@@ -1069,7 +1079,7 @@ kvb_status kvb_worker_lookup(const kvb_worker *worker,
  *
  * What is wrong with the metadata, or keeps its asynchronous loads from being queued, is an error
  * of the next kvb_worker_start_load or kvb_worker_get_finished; such loads count as failed.
- * Blocks: no. Errors: KVB_INVALID_ARGUMENT or KVB_UNSUPPORTED, the fence; nothing is bound then.
+ * Blocks: no. Errors: KVB_INVALID_ARGUMENT, the fence; nothing is bound then.
  */
 kvb_status kvb_worker_bind(kvb_worker *worker,
                            const kvb_metadata *metadata,
@@ -1077,19 +1087,21 @@ kvb_status kvb_worker_bind(kvb_worker *worker,
 
 /**
  * Loads what the bound metadata restores. When this returns the pages are in the cache, before
- * any work that is put on `stream` later. `stream` is a raw CUstream, ignored for host memory. A
+ * any work that is put on `stream` later, and were written after what it had. `stream` is a raw CUstream or
+ * cudaStream_t of the cache's context, NULL its legacy default stream; it is ignored for host memory. A
  * second call on one metadata starts nothing.
  *
- * Blocks: for the pool's reads.
+ * Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
  * Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
  * registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
  * attention DP a lost page is no error: see kvb_worker_take_failed_loads.
  */
-kvb_status kvb_worker_start_load(kvb_worker *worker, void *stream);
+kvb_status kvb_worker_start_load(kvb_worker *worker,
+                                 void *stream);
 
 /**
  * Queues the saves of the bound metadata. They read the cache after everything that was put on
- * `stream` before. The pass counts as run from here on, so call it only behind a forward pass
+ * `stream` before, which is as in kvb_worker_start_load and must not be capturing a graph. The pass counts as run from here on, so call it only behind a forward pass
  * that ran. A second call on one metadata queues nothing.
  *
  * The pages of its saves are read later: they must keep their bytes until kvb_worker_get_finished
@@ -1100,7 +1112,8 @@ kvb_status kvb_worker_start_load(kvb_worker *worker, void *stream);
  * Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or no layout
  * is registered; KVB_CLOSED; KVB_DEVICE_FAILED.
  */
-kvb_status kvb_worker_wait_for_save(kvb_worker *worker, void *stream);
+kvb_status kvb_worker_wait_for_save(kvb_worker *worker,
+                                    void *stream);
 
 /**
  * Reads and clears the requests that lost a page. The engine runs them again, without the tokens

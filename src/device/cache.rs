@@ -54,26 +54,36 @@ impl CacheMemory {
         &self.device
     }
 
-    /// Copies pages from the cache into their slots, behind the work that `stream` has already.
-    /// Blocks until all have arrived.
+    /// Copies pages from the cache into their slots, behind the work that the stream `behind` has
+    /// already, if there is one. Blocks until all have arrived.
     ///
     /// Every page and slot is checked before any byte moves: `OutOfRange` for a group, index or
     /// slot that is not there, `TooSmall` for a page that exceeds a slot, `InvalidArgument` for a
     /// part that the group does not have, or two pages for one slot.
-    pub fn gather(&self, stream: Stream, pages: &[PageRef], slots: &mut Slots) -> Result<()> {
-        self.copy(stream, Direction::Gather, pages, slots)
+    pub fn gather(
+        &self,
+        behind: Option<Stream>,
+        pages: &[PageRef],
+        slots: &mut Slots,
+    ) -> Result<()> {
+        self.copy(behind, Direction::Gather, pages, slots)
     }
 
     /// Copies pages from their slots into the cache, as [`gather`](Self::gather) does the other
     /// way. The slots stay as they are; one slot may fill several pages, but a page that comes
     /// twice is an `InvalidArgument`.
-    pub fn scatter(&self, stream: Stream, pages: &[PageRef], slots: &mut Slots) -> Result<()> {
-        self.copy(stream, Direction::Scatter, pages, slots)
+    pub fn scatter(
+        &self,
+        behind: Option<Stream>,
+        pages: &[PageRef],
+        slots: &mut Slots,
+    ) -> Result<()> {
+        self.copy(behind, Direction::Scatter, pages, slots)
     }
 
     fn copy(
         &self,
-        stream: Stream,
+        behind: Option<Stream>,
         direction: Direction,
         pages: &[PageRef],
         slots: &mut Slots,
@@ -86,7 +96,7 @@ impl CacheMemory {
                 // of `new` answers for, and no two of them overlap in a validated layout. The staging
                 // ranges lie inside the slots, which are exclusively ours here, and were checked to
                 // hold their page. Nothing is written twice: no destination comes twice.
-                unsafe { self.device.copy(stream, direction, &scratch.transfers) }
+                unsafe { self.device.copy(behind, direction, &scratch.transfers) }
             });
         slots.keep_scratch(scratch);
         result

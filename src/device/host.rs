@@ -31,7 +31,7 @@ impl Device for HostDevice {
 
     unsafe fn copy(
         &self,
-        _stream: Stream,
+        _behind: Option<Stream>,
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<()> {
@@ -144,6 +144,7 @@ impl Drop for HostMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Pin;
     use crate::error::Kind;
 
     #[test]
@@ -191,20 +192,26 @@ mod tests {
 
     #[test]
     fn a_pin_is_released_before_the_memory() {
-        struct Pin(Range, std::sync::Arc<std::sync::atomic::AtomicU32>);
-        impl Drop for Pin {
-            fn drop(&mut self) {
+        struct Pinned(Range, std::sync::Arc<std::sync::atomic::AtomicU32>, bool);
+        impl Pin for Pinned {
+            fn undo(&mut self) -> bool {
                 assert!(is_mapped(self.0));
                 self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                self.2
             }
         }
-        let released = std::sync::Arc::default();
-        let memory = HostMemory::new(4096).unwrap();
-        let pin = Pin(memory.range(), std::sync::Arc::clone(&released));
-        let staging = StagingMemory::new(memory, Some(Box::new(pin)));
-        assert_eq!(released.load(std::sync::atomic::Ordering::SeqCst), 0);
-        drop(staging);
-        assert_eq!(released.load(std::sync::atomic::Ordering::SeqCst), 1);
+        // Large, as above.
+        for is_undone in [true, false] {
+            let released = std::sync::Arc::default();
+            let memory = HostMemory::new(1 << 30).unwrap();
+            let range = memory.range();
+            let pin = Pinned(range, std::sync::Arc::clone(&released), is_undone);
+            let staging = StagingMemory::new(memory, Some(Box::new(pin)));
+            assert_eq!(released.load(std::sync::atomic::Ordering::SeqCst), 0);
+            drop(staging);
+            assert_eq!(released.load(std::sync::atomic::Ordering::SeqCst), 1);
+            assert_eq!(is_mapped(range), !is_undone, "what stays pinned is kept");
+        }
     }
 
     #[test]

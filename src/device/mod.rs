@@ -9,21 +9,26 @@
 
 #![allow(
     unsafe_code,
-    reason = "the trait's copy takes addresses on its caller's word"
+    reason = "the trait's copy takes addresses on its caller's word; memory that stays pinned is kept"
 )]
 
 mod cache;
+pub mod cuda;
 pub mod host;
 pub mod memory;
 
 pub(crate) use cache::Scratch;
 pub use cache::{CacheMemory, PageRef};
+pub use cuda::CudaDevice;
 pub use host::{HostDevice, HostMemory};
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 
-use crate::error::Result;
-use crate::layout::Range;
+use crate::engine::DeviceChoice;
+use crate::error::{Result, bail};
+use crate::layout::{Layout, Range};
+use crate::sync::Arc;
 
 /// A queue of work on the device, as the engine knows it: the raw handle, 0 for the default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -97,12 +102,23 @@ pub trait Device: Send + Sync {
         event.0.as_ref().map_or(Ok(()), |pending| pending.wait())
     }
 
+    /// Blocks until the work before an event of the engine's has ended, as it was recorded last: the
+    /// raw handle, which must be alive. `InvalidArgument` where there are no such events.
+    fn wait_foreign(&self, event: u64) -> Result<()> {
+        bail!(
+            InvalidArgument,
+            "the event {event:#x} is one of CUDA, and the cache lies in {} memory",
+            self.name()
+        )
+    }
+
     /// Page-aligned host memory, zeroed, that this device copies to and from at full speed.
     /// `NoMemory` if it cannot be had; `bytes` is at least 1.
     fn stage(&self, bytes: u64) -> Result<StagingMemory>;
 
-    /// Copies all `transfers`, in any order, behind the work that `stream` has already, and
-    /// blocks until they have ended; also on an error nothing of them is running afterwards.
+    /// Copies all `transfers`, in any order, and blocks until they have ended; also on an error
+    /// nothing of them is running afterwards. They come behind the work that the stream `behind` has
+    /// already, or, without one, behind nothing: then what they need has been waited for.
     ///
     /// # Safety
     /// During the call each cache range is valid memory of this device and each staging range
@@ -110,24 +126,55 @@ pub trait Device: Send + Sync {
     /// access. No byte that is written is touched by anybody else, nor by a second transfer.
     unsafe fn copy(
         &self,
-        stream: Stream,
+        behind: Option<Stream>,
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<()>;
 }
 
+/// Errors: `NoDevice`, which says what is missing, if no cache can lie there on this machine.
+///
+/// Blocks: while a device's driver starts, the first time in a process.
+pub fn check(choice: DeviceChoice) -> Result<()> {
+    match choice {
+        DeviceChoice::Host => Ok(()),
+        DeviceChoice::Cuda(_) => CudaDevice::check_driver(),
+    }
+}
+
+/// The device of a cache, as the engine describes it; see [`CudaDevice::adopt`] and
+/// [`CudaDevice::check_layout`] for what that asks of the calling thread and of the memory.
+pub fn adopt(choice: DeviceChoice, layout: &Layout) -> Result<Arc<dyn Device>> {
+    match choice {
+        DeviceChoice::Host => Ok(Arc::new(HostDevice)),
+        DeviceChoice::Cuda(ordinal) => {
+            let device = CudaDevice::adopt(ordinal)?;
+            device.check_layout(layout)?;
+            Ok(Arc::new(device))
+        }
+    }
+}
+
 /// Host memory for staging, with what keeps it fit for its device.
 pub struct StagingMemory {
-    /// Undoes in its `Drop` what the device did to the memory (pinning it, say); the order of the
-    /// fields has that happen before the memory is freed.
-    _pin: Option<Box<dyn Send + Sync>>,
-    memory: HostMemory,
+    pin: Option<Box<dyn Pin>>,
+    memory: ManuallyDrop<HostMemory>,
+}
+
+/// What a device did to memory.
+pub trait Pin: Send + Sync {
+    /// Undoes it, once, before the memory is freed. False: it could not be undone, and the memory has
+    /// to be kept for ever.
+    fn undo(&mut self) -> bool;
 }
 
 impl StagingMemory {
-    /// Memory and the guard of whatever the device did to it.
-    pub fn new(memory: HostMemory, pin: Option<Box<dyn Send + Sync>>) -> Self {
-        Self { _pin: pin, memory }
+    /// Memory and what the device did to it.
+    pub fn new(memory: HostMemory, pin: Option<Box<dyn Pin>>) -> Self {
+        Self {
+            pin,
+            memory: ManuallyDrop::new(memory),
+        }
     }
 
     /// The bytes.
@@ -143,6 +190,15 @@ impl StagingMemory {
     /// Where they lie.
     pub fn range(&self) -> Range {
         self.memory.range()
+    }
+}
+
+impl Drop for StagingMemory {
+    fn drop(&mut self) {
+        if self.pin.as_mut().is_none_or(|pin| pin.undo()) {
+            // SAFETY: once, here, and nobody uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
     }
 }
 

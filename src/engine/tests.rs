@@ -192,11 +192,6 @@ fn what_this_build_lacks_is_refused() {
         |engine: Engine, more: &str| engine.terms(&config("both", more)).unwrap_err().kind();
     let direct = r#", "stage_through_host": false, "kvbridge": {"page_format": "raw"}"#;
     assert_eq!(refused(engine(), direct), Kind::Unsupported);
-    let cuda = Engine {
-        device: DeviceChoice::Cuda(None),
-        ..engine()
-    };
-    assert_eq!(refused(cuda, ""), Kind::Unsupported);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::args::{Plain, choice};
 use crate::catch::call_host;
+use crate::engine::DeviceChoice;
 use crate::error::{Error, Kind, Result, bail};
 use crate::worker::{Fence, Wait};
 
@@ -29,7 +30,8 @@ pub type kvb_fence_wait = Option<unsafe extern "C-unwind" fn(context: *mut c_voi
 pub struct kvb_fence {
     /// KVB_FENCE_*; the fields of other kinds are ignored.
     pub kind: i32,
-    /// The event to wait for. It needs CUDA, which this build lacks: KVB_UNSUPPORTED.
+    /// The CUevent to wait for, as it was recorded last. It must be recorded already and alive until
+    /// it was waited for, as `context` must. For a cache on a CUDA device alone.
     pub event: u64,
     /// The function to call.
     pub wait: kvb_fence_wait,
@@ -64,17 +66,23 @@ impl Wait for Callback {
     }
 }
 
-/// The fence that the host describes; NULL is none.
-pub(super) fn fence(given: Option<&kvb_fence>) -> Result<Fence> {
+/// The fence that the host describes, for a cache on this device; NULL is none.
+pub(super) fn fence(given: Option<&kvb_fence>, device: DeviceChoice) -> Result<Fence> {
     let Some(given) = given else {
         return Ok(Fence::None);
     };
+    let is_cuda = matches!(device, DeviceChoice::Cuda(_));
     let kinds = [KVB_FENCE_NONE, KVB_FENCE_CUDA_EVENT, KVB_FENCE_CALLBACK];
     match choice(given.kind, &kinds.map(|kind| (kind, kind)), "fence->kind")? {
-        KVB_FENCE_CUDA_EVENT => bail!(
-            Unsupported,
-            "fence->kind = KVB_FENCE_CUDA_EVENT is not supported in this build"
+        KVB_FENCE_CUDA_EVENT if !is_cuda => bail!(
+            InvalidArgument,
+            "fence->kind is KVB_FENCE_CUDA_EVENT, but the cache is no memory of a CUDA device"
         ),
+        KVB_FENCE_CUDA_EVENT if given.event == 0 => bail!(
+            InvalidArgument,
+            "fence->event is 0, but fence->kind is KVB_FENCE_CUDA_EVENT"
+        ),
+        KVB_FENCE_CUDA_EVENT => Ok(Fence::Event(given.event)),
         KVB_FENCE_CALLBACK => match given.wait {
             Some(wait) => Ok(Fence::Given(Arc::new(Callback {
                 wait,

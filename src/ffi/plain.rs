@@ -115,7 +115,7 @@ pub const KVB_DRAFTER_OTHER: i32 = 4;
 
 /// kvb_engine.device_kind: the cache is memory that the CPU reads and writes.
 pub const KVB_DEVICE_HOST: i32 = 0;
-/// kvb_engine.device_kind: the cache is memory of a CUDA device. Not supported in this build.
+/// kvb_engine.device_kind: the cache is memory of a CUDA device. It needs the driver, 12.0 or newer.
 pub const KVB_DEVICE_CUDA: i32 = 1;
 
 /// The engine's description of itself; the same for every handle of one rank.
@@ -144,8 +144,8 @@ pub struct kvb_engine {
     pub max_draft_len: i32,
     /// KVB_DEVICE_*.
     pub device_kind: i32,
-    /// Number of the device; -1 for the context that is current when the layout is registered.
-    /// Ignored for host memory.
+    /// Number of the device that the context is of which is current when the layout is registered; -1 for
+    /// any. Ignored for host memory.
     pub device_ordinal: i32,
     /// Flag: every rank holds whole attention heads and owns its requests.
     pub attention_dp: u8,

@@ -11,7 +11,8 @@ use super::metadata::kvb_metadata;
 use super::plain::{self, kvb_engine, kvb_ids};
 use super::status::kvb_status;
 use super::store::kvb_store;
-use crate::device::{CacheMemory, HostDevice, Stream};
+use crate::config::Role;
+use crate::device::{self, CacheMemory, Stream};
 use crate::lane::Mode;
 use crate::store::Store;
 use crate::store::connection::Connection;
@@ -69,9 +70,11 @@ unsafe impl Growable for kvb_declarations {}
 /// of `store_or_null`, which the store kind "host" needs.
 ///
 /// Threads: any. Blocks: while the pool is opened; the embedded one does not, "mooncake" up to 40
-/// seconds and one more per GiB that is lent.
+/// seconds and one more per GiB that is lent. With KVB_DEVICE_CUDA also while the driver starts, the
+/// first time in a process.
 /// Errors: KVB_ENGINE_REFUSED, KVB_CONFIG_INVALID, KVB_UNSUPPORTED or KVB_POOL_REFUSED, the text
-/// says what does not go together; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
+/// says what does not go together; KVB_NO_DEVICE, with KVB_DEVICE_CUDA: the driver is missing, older
+/// than CUDA 12.0 or lacks functions; KVB_POOL_FAILED, the pool cannot be reached; KVB_NO_MEMORY;
 /// KVB_NO_THREAD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_new(
@@ -96,6 +99,9 @@ pub unsafe extern "C" fn kvb_worker_new(
                 out,
             )
         };
+        if config.role() != Role::Capacity {
+            device::check(engine.device)?;
+        }
         // The worker's threads inherit the log that is in force here.
         let worker = log::always(|| {
             let pool: Arc<dyn Store> = match store {
@@ -142,14 +148,18 @@ pub unsafe extern "C" fn kvb_worker_declarations(
 /// Takes the cache memory that the layout describes into use. The worker keeps a copy of the
 /// layout.
 ///
+/// With KVB_DEVICE_CUDA the CUDA context that is current on the calling thread is the cache's. It must stay
+/// alive as long as the slots. Every call leaves the thread with the context that was current before.
+///
 /// Every slot of every region must stay valid until kvb_worker_unregister_layout or
 /// kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
 /// the same pages; addresses and slot counts may differ.
 ///
 /// Blocks: while staging memory is set up.
 /// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
-/// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration;
-/// KVB_CONTRADICTION, other pages than before; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
+/// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration, or its memory or the
+/// current context is not of the device; KVB_CONTRADICTION, other pages than before; KVB_NO_DEVICE, no CUDA
+/// context is current; KVB_DEVICE_FAILED; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
 /// KVB_POOL_FAILED, the pool refuses the staging memory; KVB_BUSY, it did not answer in time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_register_layout(
@@ -162,7 +172,8 @@ pub unsafe extern "C" fn kvb_worker_register_layout(
             let function = "kvb_worker_register_layout";
             let worker = handle::exclusive(worker, "worker", function)?;
             let layout = handle::input_alone(layout, "layout", function)?.clone();
-            (worker, CacheMemory::new(layout, Arc::new(HostDevice))?)
+            let device = device::adopt(worker.device(), &layout)?;
+            (worker, CacheMemory::new(layout, device)?)
         };
         // The thread that this starts speaks to whatever callback is set later, too.
         log::always(|| worker.register_layout(memory))
@@ -220,7 +231,7 @@ pub unsafe extern "C" fn kvb_worker_lookup(
 ///
 /// What is wrong with the metadata, or keeps its asynchronous loads from being queued, is an error
 /// of the next kvb_worker_start_load or kvb_worker_get_finished; such loads count as failed.
-/// Blocks: no. Errors: KVB_INVALID_ARGUMENT or KVB_UNSUPPORTED, the fence; nothing is bound then.
+/// Blocks: no. Errors: KVB_INVALID_ARGUMENT, the fence; nothing is bound then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_bind(
     worker: *mut kvb_worker,
@@ -240,16 +251,18 @@ pub unsafe extern "C" fn kvb_worker_bind(
                 given,
             )
         };
-        worker.bind(Arc::clone(metadata), fence(given.as_ref())?);
+        let fence = fence(given.as_ref(), worker.device())?;
+        worker.bind(Arc::clone(metadata), fence);
         Ok(())
     })
 }
 
 /// Loads what the bound metadata restores. When this returns the pages are in the cache, before
-/// any work that is put on `stream` later. `stream` is a raw CUstream, ignored for host memory. A
+/// any work that is put on `stream` later, and were written after what it had. `stream` is a raw CUstream or
+/// cudaStream_t of the cache's context, NULL its legacy default stream; it is ignored for host memory. A
 /// second call on one metadata starts nothing.
 ///
-/// Blocks: for the pool's reads.
+/// Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
 /// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
 /// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
 /// attention DP a lost page is no error: see kvb_worker_take_failed_loads.
@@ -266,7 +279,7 @@ pub unsafe extern "C" fn kvb_worker_start_load(
 }
 
 /// Queues the saves of the bound metadata. They read the cache after everything that was put on
-/// `stream` before. The pass counts as run from here on, so call it only behind a forward pass
+/// `stream` before, which is as in kvb_worker_start_load and must not be capturing a graph. The pass counts as run from here on, so call it only behind a forward pass
 /// that ran. A second call on one metadata queues nothing.
 ///
 /// The pages of its saves are read later: they must keep their bytes until kvb_worker_get_finished

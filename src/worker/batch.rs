@@ -345,12 +345,12 @@ impl LoadBatch {
     }
 
     /// Scatters the pages that are whole and whose life goes on and lost none so far. On return they are in
-    /// the cache, ordered before work that is put on `stream` later.
+    /// the cache, before any work that is put on a stream later, and behind what the stream `behind` had.
     pub fn scatter(
         &mut self,
         shared: &Shared,
         mover: &Mover,
-        stream: Stream,
+        behind: Option<Stream>,
         set: &mut SlotSet,
         tally: &mut Tally,
         is_over: impl Fn(Life) -> bool,
@@ -358,7 +358,7 @@ impl LoadBatch {
         let began = shared.timers.start();
         let bytes = self.keep_whole(&mover.plan, tally, is_over);
         let scattered = match set.slots() {
-            Some(slots) => mover.memory.scatter(stream, &self.pages, slots),
+            Some(slots) => mover.memory.scatter(behind, &self.pages, slots),
             None => Ok(()),
         };
         shared.timers.lap(Phase::Unstage, began);

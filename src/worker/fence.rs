@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::device::Device;
 use crate::error::{Error, Kind, Result};
 use crate::plant::{self, Bug};
 use crate::sync::Mutex;
@@ -22,6 +23,8 @@ pub enum Fence {
     None,
     /// To be waited for once, on a load thread.
     Given(Arc<dyn Wait>),
+    /// An event of the engine's on the cache's device, to be waited for like that; the raw handle.
+    Event(u64),
 }
 
 /// The fence of one `bind`, shared by its loads: the first one waits, and the others for it.
@@ -40,16 +43,18 @@ impl SharedFence {
     }
 
     /// Waits; false: not yet.
-    pub fn wait(&self) -> Result<bool> {
-        let Fence::Given(fence) = &self.fence else {
-            return Ok(true);
-        };
-        if plant::is(Bug::FenceSkipped) {
+    pub fn wait(&self, device: &dyn Device) -> Result<bool> {
+        if matches!(self.fence, Fence::None) || plant::is(Bug::FenceSkipped) {
             return Ok(true);
         }
         let mut known = self.known.lock();
         if known.is_none() {
-            *known = match fence.wait() {
+            let waited = match &self.fence {
+                Fence::None => Ok(true),
+                Fence::Given(fence) => fence.wait(),
+                Fence::Event(event) => device.wait_foreign(*event).map(|()| true),
+            };
+            *known = match waited {
                 Ok(false) => return Ok(false),
                 Ok(true) => Some(Ok(())),
                 Err(error) => Some(Err((error.kind(), error.message().to_owned()))),

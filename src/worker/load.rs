@@ -98,7 +98,7 @@ impl Worker {
             let Some(set) = &mut set else { continue };
             let ended = shared.ended.lock();
             let is_over = |life: Life| ended.contains(&life);
-            batch.scatter(shared, mover, stream, set, tally, is_over);
+            batch.scatter(shared, mover, Some(stream), set, tally, is_over);
         }
     }
 

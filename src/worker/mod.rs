@@ -47,7 +47,7 @@ use parking_lot::Mutex;
 
 use crate::config::{Config, Role};
 use crate::device::CacheMemory;
-use crate::engine::{Declarations, Engine, Terms};
+use crate::engine::{Declarations, DeviceChoice, Engine, Terms};
 use crate::error::{Error, Result, bail};
 use crate::keys::{Naming, Template};
 use crate::lane::{Lane, Mode};
@@ -221,6 +221,11 @@ impl Worker {
             newest_bound: 0,
             ended: EndedLives::default(),
         })
+    }
+
+    /// Where the engine said that its cache lies.
+    pub fn device(&self) -> DeviceChoice {
+        self.shared.terms.device
     }
 
     /// What may be used beside this worker's exclusive calls.

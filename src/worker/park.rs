@@ -12,7 +12,6 @@ use super::mover::Mover;
 use super::parked::{Ending, Gate};
 use super::sets::SlotSet;
 use super::shared::Shared;
-use crate::device::Stream;
 use crate::error::{Error, Kind};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
@@ -223,9 +222,8 @@ impl LoadItem {
             return Step::Done;
         };
         let (shared, mover) = (&self.shared, &self.mover);
-        let stream = Stream::default();
         self.batch
-            .scatter(shared, mover, stream, set, &mut self.tally, |_| false);
+            .scatter(shared, mover, None, set, &mut self.tally, |_| false);
         self.next = Next::Get;
         Step::More
     }
@@ -248,7 +246,7 @@ impl Item for LoadItem {
             }
             Next::Fence => {
                 let began = self.shared.timers.start();
-                let opened = self.fence.wait();
+                let opened = self.fence.wait(self.mover.memory.device().as_ref());
                 self.shared.timers.lap(Phase::Fence, began);
                 match opened {
                     Ok(true) => self.next = Next::Get,

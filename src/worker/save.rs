@@ -280,9 +280,7 @@ impl SaveItem {
         let set = mover.save_sets.take().and_then(|set| {
             let mut set = set.ok_or_else(|| Error::new(Kind::BadState, "no slots for saves"))?;
             if let Some(slots) = set.slots() {
-                mover
-                    .memory
-                    .gather(Stream::default(), &scratch.pages, slots)?;
+                mover.memory.gather(None, &scratch.pages, slots)?;
             }
             Ok(set)
         });

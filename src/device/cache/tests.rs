@@ -4,7 +4,7 @@ use crate::error::Kind;
 use crate::layout::{Group, Region};
 use proptest::prelude::*;
 
-const STREAM: Stream = Stream(0);
+const STREAM: Option<Stream> = Some(Stream(0));
 
 /// A cache in host memory: group 0 has two interleaved regions and a replicated one, group 1
 /// one region with gaps. `memory` outlives what the tests do with `cache`.

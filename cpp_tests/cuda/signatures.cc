@@ -1,0 +1,74 @@
+/* How each function of the driver is called, in lines that are the same whoever declares it:
+ * NVIDIA's header, if this is compiled with REAL, or the stand-in's. */
+#ifdef REAL
+#define __CUDA_API_VERSION_INTERNAL /* each function under the name that it has in the library */
+#include <cuda.h>
+static_assert(CUDA_ERROR_INVALID_VALUE == 1 && CUDA_ERROR_OUT_OF_MEMORY == 2 &&
+              CUDA_ERROR_NOT_INITIALIZED == 3 && CUDA_ERROR_NO_DEVICE == 100 &&
+              CUDA_ERROR_INVALID_CONTEXT == 201 && CUDA_ERROR_INVALID_HANDLE == 400 &&
+              CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED == 712 &&
+              CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED == 713 && CUDA_ERROR_LAUNCH_FAILED == 719 &&
+              CUDA_ERROR_NOT_SUPPORTED == 801 && CUDA_ERROR_UNKNOWN == 999);
+static_assert(CU_STREAM_NON_BLOCKING == 1 && CU_EVENT_BLOCKING_SYNC == 1 &&
+              CU_EVENT_DISABLE_TIMING == 2 && CU_MEMHOSTREGISTER_PORTABLE == 1);
+static_assert(CU_POINTER_ATTRIBUTE_MEMORY_TYPE == 2 && CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL == 9 &&
+              CU_MEMORYTYPE_HOST == 1 && CU_MEMORYTYPE_DEVICE == 2);
+static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1 && CU_MEMCPY_SRC_ACCESS_ORDER_ANY == 3);
+#else
+#include "stand_in.h"
+#endif
+
+#include <cstdio>
+#include <type_traits>
+
+namespace {
+
+/* What the calling convention sees of a type. */
+template <typename Type>
+const char* seen() {
+  if (std::is_pointer<Type>::value) return "pointer";
+  static_assert(
+      std::is_pointer<Type>::value || std::is_integral<Type>::value || std::is_enum<Type>::value,
+      "another type is passed in another way");
+  return sizeof(Type) == 4 ? "4 bytes" : sizeof(Type) == 8 ? "8 bytes" : "another size";
+}
+
+template <typename Answer, typename... Arguments>
+void print(const char* name, Answer (*)(Arguments...)) {
+  std::printf("%s %s(", seen<Answer>(), name);
+  const char* list[] = {seen<Arguments>()..., ""};
+  for (size_t i = 0; i < sizeof...(Arguments); ++i) std::printf(i == 0 ? "%s" : ", %s", list[i]);
+  std::printf(")\n");
+}
+
+}  // namespace
+
+int main() {
+#define PRINT(function) print(#function, &function)
+  PRINT(cuInit);
+  PRINT(cuDriverGetVersion);
+  PRINT(cuGetErrorName);
+  PRINT(cuCtxGetCurrent);
+  PRINT(cuCtxSetCurrent);
+  PRINT(cuCtxGetDevice);
+  PRINT(cuCtxSynchronize);
+  PRINT(cuStreamCreate);
+  PRINT(cuStreamDestroy_v2);
+  PRINT(cuStreamWaitEvent);
+  PRINT(cuStreamSynchronize);
+  PRINT(cuEventCreate);
+  PRINT(cuEventDestroy_v2);
+  PRINT(cuEventRecord);
+  PRINT(cuEventSynchronize);
+  PRINT(cuMemAlloc_v2);
+  PRINT(cuMemFree_v2);
+  PRINT(cuMemHostRegister_v2);
+  PRINT(cuMemHostUnregister);
+  PRINT(cuPointerGetAttribute);
+  PRINT(cuMemcpyAsync);
+  PRINT(cuMemsetD8Async);
+  PRINT(cuMemcpyBatchAsync);
+  PRINT(cuMemcpyBatchAsync_v2);
+  PRINT(cuLaunchHostFunc);
+  std::printf("attributes of a batch: %zu bytes\n", sizeof(CUmemcpyAttributes));
+}

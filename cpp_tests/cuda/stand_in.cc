@@ -1,0 +1,399 @@
+/* The functions of the driver. See stand_in.h; those of tests are in controls.cc.
+ *
+ * Variants, by definitions of the compiler: WITHOUT_BATCH_V2 and WITHOUT_BATCH are older drivers,
+ * WITHOUT_EVENTS is none that anybody could use. */
+#include "stand_in.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "work.h"
+
+using stand_in::Allocation;
+using stand_in::bytes_of;
+using stand_in::find_memory;
+using stand_in::Lock;
+using stand_in::Mark;
+using stand_in::state;
+
+namespace {
+
+constexpr CUresult kInvalidValue = 1;
+constexpr CUresult kOutOfMemory = 2;
+constexpr CUresult kNotInitialized = 3;
+constexpr CUresult kInvalidContext = 201;
+constexpr CUresult kInvalidHandle = 400;
+constexpr CUresult kNotSupported = 801;
+
+const std::map<CUresult, const char*> kNames = {
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+    {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+    {100, "CUDA_ERROR_NO_DEVICE"},
+    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+    {999, "CUDA_ERROR_UNKNOWN"},
+};
+
+thread_local CUcontext t_current = nullptr;
+
+size_t pages(size_t size) { return (size + 4095) & ~size_t{4095}; }
+
+/* A call of a function: counted, and made to fail or to do nothing where a test says so. */
+struct Call {
+  Call(const char* function, bool needs_start) : lock(state().mutex) {
+    auto& all = state();
+    if (stand_in::t_is_exempt) {
+      runs = true;
+      return;
+    }
+    ++all.calls[function];
+    auto& failure = all.failure;
+    if (failure.code != 0 && (failure.function.empty() || failure.function == function)) {
+      ++failure.seen;
+      if (failure.nth == 0 || failure.nth == failure.seen) {
+        answer = failure.code;
+        all.failed = function;
+        return;
+      }
+    }
+    if (needs_start && !all.is_started) {
+      answer = kNotInitialized;
+      return;
+    }
+    if (all.skipped.count(function) != 0) return;
+    runs = true;
+  }
+  Lock lock;
+  CUresult answer = 0;
+  bool runs = false;
+};
+
+#define ENTER_ANY(needs_start)      \
+  Call call(__func__, needs_start); \
+  if (!call.runs) return call.answer
+#define ENTER() ENTER_ANY(true)
+
+#define NEED(condition, code) \
+  if (!(condition)) return code
+
+/* The functions from here on run under the lock. */
+
+bool is_current() { return state().contexts.count(t_current) != 0; }
+
+/* The stream that a handle means, which must be of the current context. */
+CUresult find_stream(CUstream handle, CUstream* stream) {
+  NEED(is_current(), kInvalidContext);
+  if (reinterpret_cast<uintptr_t>(handle) <= 2) {
+    if (t_current->legacy == nullptr) t_current->legacy = stand_in::open_stream(t_current, false);
+    *stream = t_current->legacy;
+    return 0;
+  }
+  NEED(state().streams.count(handle) != 0, kInvalidHandle);
+  NEED(handle->context == t_current, kInvalidHandle);
+  *stream = handle;
+  return 0;
+}
+
+#define FIND_STREAM(handle)  \
+  CUstream stream = nullptr; \
+  if (CUresult wrong = find_stream(handle, &stream)) return wrong
+
+CUresult find_event(CUevent event) {
+  NEED(is_current(), kInvalidContext);
+  NEED(state().events.count(event) != 0, kInvalidHandle);
+  NEED(event->context == t_current, kInvalidHandle);
+  return 0;
+}
+
+/* Queues a copy. Its memory is of the stream's device, or registered memory of the host: stricter
+ * than the driver, which takes any. */
+CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  const Allocation *target = nullptr, *source = nullptr;
+  char* out = bytes_of(to, size, &target);
+  char* in = bytes_of(from, size, &source);
+  NEED(out != nullptr && in != nullptr, kInvalidValue);
+  for (auto memory : {target, source})
+    NEED(!memory->of_device || memory->device == stream->context->device, kInvalidValue);
+  /* Who reads too early reads this. */
+  if (!target->of_device) std::memset(out, 0xDB, size);
+  ++state().copies;
+  stand_in::push(stream, {}, [=] {
+    std::memcpy(out, in, size);
+    Lock lock(state().mutex);
+    --state().copies;
+  });
+  return 0;
+}
+
+[[maybe_unused]] CUresult batch(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                                CUmemcpyAttributes* attributes, size_t* firsts,
+                                size_t attribute_count, size_t* failed, CUstream handle) {
+  NEED(reinterpret_cast<uintptr_t>(handle) > 1, kInvalidValue);
+  FIND_STREAM(handle);
+  NEED(to && from && sizes && count > 0 && attributes && firsts, kInvalidValue);
+  NEED(attribute_count > 0 && attribute_count <= count && firsts[0] == 0, kInvalidValue);
+  for (size_t i = 0; i < attribute_count; ++i) {
+    NEED(attributes[i].source_access_order >= 1 && attributes[i].source_access_order <= 3,
+         kInvalidValue);
+    NEED(i == 0 || (firsts[i] > firsts[i - 1] && firsts[i] < count), kInvalidValue);
+  }
+  /* Unordered: the last one first. */
+  for (size_t i = count; i-- > 0;) {
+    if (CUresult wrong = copy(to[i], from[i], sizes[i], stream)) {
+      if (failed != nullptr) *failed = i;
+      return wrong;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+/* ---- the driver and its contexts ---- */
+
+CUresult cuInit(unsigned flags) {
+  ENTER_ANY(false);
+  NEED(flags == 0, kInvalidValue);
+  state().is_started = true;
+  return 0;
+}
+
+CUresult cuDriverGetVersion(int* version) {
+  ENTER_ANY(false);
+  *version = state().version;
+  return 0;
+}
+
+CUresult cuGetErrorName(CUresult code, const char** name) {
+  auto it = kNames.find(code);
+  *name = it == kNames.end() ? nullptr : it->second;
+  return it == kNames.end() ? kInvalidValue : 0;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  ENTER();
+  *context = t_current;
+  return 0;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context) {
+  ENTER();
+  NEED(context == nullptr || state().contexts.count(context) != 0, kInvalidContext);
+  t_current = context;
+  return 0;
+}
+
+CUresult cuCtxGetDevice(CUdevice* device) {
+  ENTER();
+  NEED(is_current(), kInvalidContext);
+  *device = t_current->device;
+  return 0;
+}
+
+CUresult cuCtxSynchronize() {
+  ENTER();
+  NEED(is_current(), kInvalidContext);
+  Mark all;
+  for (auto stream : state().streams)
+    if (stream->context == t_current) all.add(stream->queue->progress);
+  if (t_current->legacy != nullptr) all.add(t_current->legacy->queue->progress);
+  stand_in::wait(call.lock, __func__, [&] { return all.is_past(); });
+  return 0;
+}
+
+/* ---- streams and events ---- */
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  ENTER();
+  NEED(flags <= 1, kInvalidValue);
+  NEED(is_current(), kInvalidContext);
+  *stream = stand_in::open_stream(t_current, flags == 0);
+  state().streams.insert(*stream);
+  return 0;
+}
+
+/* Work that it has goes on. */
+CUresult cuStreamDestroy_v2(CUstream handle) {
+  ENTER();
+  NEED(reinterpret_cast<uintptr_t>(handle) > 2, kInvalidHandle);
+  FIND_STREAM(handle);
+  state().streams.erase(stream);
+  stream->queue->ended = true;
+  state().changed.notify_all();
+  delete stream;
+  return 0;
+}
+
+CUresult cuStreamSynchronize(CUstream handle) {
+  ENTER();
+  FIND_STREAM(handle);
+  Mark end;
+  end.add(stream->queue->progress);
+  stand_in::wait(call.lock, __func__, [&] { return end.is_past(); });
+  return 0;
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+  ENTER();
+  NEED(flags <= 3, kInvalidValue);
+  NEED(is_current(), kInvalidContext);
+  *event = new CUevent_st{t_current, {}};
+  state().events.insert(*event);
+  return 0;
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+  ENTER();
+  if (CUresult wrong = find_event(event)) return wrong;
+  state().events.erase(event);
+  delete event;
+  return 0;
+}
+
+#ifndef WITHOUT_EVENTS
+CUresult cuEventRecord(CUevent event, CUstream handle) {
+  ENTER();
+  if (CUresult wrong = find_event(event)) return wrong;
+  FIND_STREAM(handle);
+  stand_in::push(stream, {}, nullptr);
+  event->recorded = {};
+  event->recorded.add(stream->queue->progress);
+  return 0;
+}
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
+  ENTER();
+  NEED(flags == 0, kInvalidValue);
+  if (CUresult wrong = find_event(event)) return wrong;
+  FIND_STREAM(handle);
+  stand_in::push(stream, event->recorded, nullptr);
+  return 0;
+}
+#endif
+
+CUresult cuEventSynchronize(CUevent event) {
+  ENTER();
+  if (CUresult wrong = find_event(event)) return wrong;
+  Mark recorded = event->recorded;
+  stand_in::wait(call.lock, __func__, [&] { return recorded.is_past(); });
+  return 0;
+}
+
+/* ---- memory ---- */
+
+/* Twice: where its address points nothing can be read or written, and the bytes are elsewhere. */
+CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size) {
+  ENTER();
+  NEED(size > 0, kInvalidValue);
+  NEED(is_current(), kInvalidContext);
+  int file = memfd_create("stand-in", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(pages(size))) != 0) return kOutOfMemory;
+  void* address = mmap(nullptr, pages(size), PROT_NONE, MAP_SHARED, file, 0);
+  void* bytes = mmap(nullptr, pages(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (address == MAP_FAILED || bytes == MAP_FAILED) return kOutOfMemory;
+  auto number = reinterpret_cast<uintptr_t>(address);
+  state().memory[number] = {size, static_cast<char*>(bytes), true, t_current->device, file};
+  *start = number;
+  return 0;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr start) {
+  ENTER();
+  auto it = state().memory.find(start);
+  NEED(it != state().memory.end() && it->second.of_device, kInvalidValue);
+  munmap(reinterpret_cast<void*>(it->first), pages(it->second.size));
+  munmap(it->second.bytes, pages(it->second.size));
+  close(it->second.file);
+  state().memory.erase(it);
+  return 0;
+}
+
+CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
+  ENTER();
+  NEED(start != nullptr && size > 0 && flags <= 1, kInvalidValue);
+  NEED(is_current(), kInvalidContext);
+  auto number = reinterpret_cast<uintptr_t>(start);
+  uintptr_t found = 0;
+  NEED(find_memory(number, &found) == nullptr, 712);
+  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1};
+  return 0;
+}
+
+CUresult cuMemHostUnregister(void* start) {
+  ENTER();
+  NEED(is_current(), kInvalidContext);
+  auto it = state().memory.find(reinterpret_cast<uintptr_t>(start));
+  NEED(it != state().memory.end() && !it->second.of_device, 713);
+  state().memory.erase(it);
+  return 0;
+}
+
+CUresult cuPointerGetAttribute(void* out, unsigned attribute, CUdeviceptr address) {
+  ENTER();
+  uintptr_t start = 0;
+  auto memory = find_memory(address, &start);
+  NEED(memory != nullptr, kInvalidValue);
+  switch (attribute) {
+    case 2: /* the kind of memory: 1 the host's, 2 a device's */
+      *static_cast<unsigned*>(out) = memory->of_device ? 2 : 1;
+      return 0;
+    case 9: /* the device's number */
+      *static_cast<int*>(out) = memory->device;
+      return 0;
+    default:
+      return kNotSupported;
+  }
+}
+
+/* ---- work ---- */
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream handle) {
+  ENTER();
+  FIND_STREAM(handle);
+  return copy(to, from, size, stream);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr start, unsigned char value, size_t size, CUstream handle) {
+  ENTER();
+  FIND_STREAM(handle);
+  const Allocation* memory = nullptr;
+  char* bytes = bytes_of(start, size, &memory);
+  NEED(bytes != nullptr && memory->of_device, kInvalidValue);
+  stand_in::push(stream, {}, [=] { std::memset(bytes, value, size); });
+  return 0;
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* argument) {
+  ENTER();
+  FIND_STREAM(handle);
+  NEED(function != nullptr, kInvalidValue);
+  stand_in::push(stream, {}, [=] { function(argument); });
+  return 0;
+}
+
+#ifndef WITHOUT_BATCH_V2
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                               CUmemcpyAttributes* attributes, size_t* firsts,
+                               size_t attribute_count, CUstream stream) {
+  ENTER();
+  return batch(to, from, sizes, count, attributes, firsts, attribute_count, nullptr, stream);
+}
+#endif
+
+#ifndef WITHOUT_BATCH
+CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                            CUmemcpyAttributes* attributes, size_t* firsts, size_t attribute_count,
+                            size_t* failed, CUstream stream) {
+  ENTER();
+  return batch(to, from, sizes, count, attributes, firsts, attribute_count, failed, stream);
+}
+#endif
+
+} /* extern "C" */

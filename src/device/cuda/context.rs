@@ -1,0 +1,177 @@
+//! The engine's context, made current around our calls.
+
+use std::ffi::c_uint;
+use std::ptr;
+
+use cudarc::driver::sys::{CUcontext, CUmemorytype, CUpointer_attribute};
+
+use super::driver::Driver;
+use crate::error::{Result, bail};
+
+/// What is asked of an address, and the answer for memory of a device.
+const MEMORY_TYPE: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint;
+const OF_A_DEVICE: c_uint = CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
+const DEVICE_ORDINAL: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_uint;
+
+/// A context of the engine's. It belongs to the engine, which must not destroy it before the layout
+/// is unregistered.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) driver: &'static Driver,
+    raw: CUcontext,
+    /// Its device's number.
+    pub(super) ordinal: i32,
+}
+
+// SAFETY: a context may be current on any thread, on several at once.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The one that is current on the calling thread.
+    ///
+    /// Errors: `NoDevice`, there is none; `InvalidArgument`, it is of another device than `wanted`;
+    /// `DeviceFailed`.
+    pub(super) fn adopt(driver: &'static Driver, wanted: Option<u32>) -> Result<Self> {
+        let raw = current(driver)?;
+        if raw.is_null() {
+            bail!(
+                NoDevice,
+                "no CUDA context is current on the calling thread; the one of the cache must be"
+            );
+        }
+        let mut ordinal = -1;
+        // SAFETY: writes one integer.
+        unsafe { driver.context_device(&raw mut ordinal) }?;
+        match wanted {
+            Some(wanted) if i32::try_from(wanted) != Ok(ordinal) => bail!(
+                InvalidArgument,
+                "engine.device_ordinal = {wanted}, but the CUDA context that is current is of device {ordinal}"
+            ),
+            _ => Ok(Self {
+                driver,
+                raw,
+                ordinal,
+            }),
+        }
+    }
+
+    /// Runs `work` with this context current; `work` is told what was current before. That is current
+    /// again afterwards, also on an error.
+    pub(super) fn run<T>(&self, work: impl FnOnce(CUcontext) -> Result<T>) -> Result<T> {
+        let result = self.enter(work);
+        result.map_err(|error| error.within(format_args!("CUDA device {}", self.ordinal)))
+    }
+
+    fn enter<T>(&self, work: impl FnOnce(CUcontext) -> Result<T>) -> Result<T> {
+        let before = current(self.driver)?;
+        if before == self.raw {
+            return work(before);
+        }
+        set(self.driver, self.raw)?;
+        // A value, so that it is set back also when `work` panics.
+        let mut back = Back {
+            driver: self.driver,
+            before,
+            is_due: true,
+        };
+        let result = work(before);
+        let restored = back.restore();
+        match (result, restored) {
+            (Ok(value), Ok(())) => Ok(value),
+            (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+        }
+    }
+
+    /// Whether a stream's handle means, with `before` current, a stream that is not of this context.
+    pub(super) fn is_strange(&self, stream: u64, before: CUcontext) -> bool {
+        // 0 and 1 are the legacy stream, 2 the thread's own.
+        stream <= 2 && !before.is_null() && before != self.raw
+    }
+
+    /// Refuses an address that is not memory of this device. With the context current.
+    pub(super) fn check_address(&self, address: u64) -> Result<()> {
+        let mut kind: c_uint = 0;
+        let mut ordinal: i32 = -1;
+        // SAFETY: each writes one integer; any address may be asked for.
+        let asked = unsafe {
+            self.driver
+                .pointer_attribute((&raw mut kind).cast(), MEMORY_TYPE, address)
+                .and_then(|()| {
+                    self.driver.pointer_attribute(
+                        (&raw mut ordinal).cast(),
+                        DEVICE_ORDINAL,
+                        address,
+                    )
+                })
+        };
+        if let Err(error) = asked {
+            bail!(
+                InvalidArgument,
+                "{address:#x} is no memory that the driver knows: {error}"
+            );
+        }
+        if kind != OF_A_DEVICE {
+            bail!(InvalidArgument, "{address:#x} is memory of the host");
+        }
+        if ordinal != self.ordinal {
+            bail!(
+                InvalidArgument,
+                "{address:#x} is memory of CUDA device {ordinal}"
+            );
+        }
+        Ok(())
+    }
+}
+
+// Both are tried twice: to do them again is harmless, and a context that is not set back, or an event
+// that cannot be destroyed for want of one, is worse.
+
+fn current(driver: &Driver) -> Result<CUcontext> {
+    let mut raw = ptr::null_mut();
+    let out = &raw mut raw;
+    // SAFETY: writes one pointer.
+    unsafe {
+        driver
+            .context_current(out)
+            .or_else(|_| driver.context_current(out))
+    }?;
+    Ok(raw)
+}
+
+fn set(driver: &Driver, context: CUcontext) -> Result<()> {
+    // SAFETY: the engine's promise for its context: it is alive. What was current before still is,
+    // since nobody else runs on this thread meanwhile.
+    unsafe {
+        driver
+            .context_set(context)
+            .or_else(|_| driver.context_set(context))
+    }
+}
+
+/// Sets back what was current.
+struct Back {
+    driver: &'static Driver,
+    before: CUcontext,
+    is_due: bool,
+}
+
+impl Back {
+    fn restore(&mut self) -> Result<()> {
+        self.is_due = false;
+        set(self.driver, self.before).map_err(|error| {
+            error.within("the CUDA context that was current before cannot be set back")
+        })
+    }
+}
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        if self.is_due
+            && let Err(error) = self.restore()
+        {
+            tracing::error!("{error}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The functions of the CUDA driver, found once in its library.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUevent, CUmemcpyAttributes, CUstream};
+use parking_lot::Mutex;
+
+use crate::error::{Error, Kind, Result, bail};
+
+/// `CUresult`, which is only ever a number here.
+type Code = c_int;
+
+const SUCCESS: Code = sys::CUresult::CUDA_SUCCESS as Code;
+const OUT_OF_MEMORY: Code = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
+
+/// 12.0, as drivers write it.
+const OLDEST: c_int = 12_000;
+
+/// Compares a declaration with the one of `cudarc`, which is made from NVIDIA's header. Those differ
+/// that have integers in place of enums, and the old list of arguments of a function that has a newer one.
+macro_rules! alike {
+    ($symbol:ident($($type:ty),*)) => {
+        const _: unsafe fn($($type),*) -> sys::CUresult = sys::$symbol;
+    };
+    ($symbol:ident($($type:ty),*) differs) => {};
+}
+
+/// Declares the table: functions with arguments and symbol, and how they are found and called.
+macro_rules! functions {
+    (
+        required { $( $(#[$about:meta])* $name:ident($($argument:ident: $type:ty),*) = $symbol:ident $($differs:ident)?; )+ }
+        optional { $( $(#[$optional_about:meta])* $optional:ident($($optional_argument:ident: $optional_type:ty),*) = $optional_symbol:ident $($optional_differs:ident)?; )+ }
+    ) => {
+        /// The functions. They stay valid as long as the process, since nothing unloads the library.
+        #[derive(Debug)]
+        pub(super) struct Driver {
+            $( $name: unsafe extern "C" fn($($type),*) -> Code, )+
+            $( $optional: Option<unsafe extern "C" fn($($optional_type),*) -> Code>, )+
+        }
+
+        $( alike!($symbol($($type),*) $($differs)?); )+
+        $( alike!($optional_symbol($($optional_type),*) $($optional_differs)?); )+
+
+        impl Driver {
+            /// Errors: `NoDevice`, with the names of all that are required and missing.
+            ///
+            /// # Safety
+            /// What the library exports under the driver's names must be the driver's functions.
+            unsafe fn resolve() -> Result<Self> {
+                let mut missing = Vec::new();
+                $(
+                    // SAFETY: the caller's promise; the library was found.
+                    let $name = unsafe { sys::culib().get::<unsafe extern "C" fn($($type),*) -> Code>(stringify!($symbol)) };
+                    if $name.is_err() {
+                        missing.push(stringify!($symbol));
+                    }
+                )+
+                let ($( Ok($name), )+) = ($( $name, )+) else {
+                    bail!(NoDevice, "the CUDA driver's library lacks {}", missing.join(", "));
+                };
+                Ok(Self {
+                    $( $name: *$name, )+
+                    $(
+                        // SAFETY: as above.
+                        $optional: unsafe { sys::culib().get::<unsafe extern "C" fn($($optional_type),*) -> Code>(stringify!($optional_symbol)) }
+                            .ok().map(|found| *found),
+                    )+
+                })
+            }
+
+            $(
+                $(#[$about])*
+                ///
+                /// # Safety
+                /// As the driver documents: handles are alive, and pointers are valid for what they
+                /// are for.
+                pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
+                    // SAFETY: the caller's promise.
+                    self.check(stringify!($symbol), unsafe { (self.$name)($($argument),*) })
+                }
+            )+
+            $(
+                $(#[$optional_about])*
+                /// `None` if this driver lacks it.
+                ///
+                /// # Safety
+                /// As the driver documents: handles are alive, and pointers are valid for what they
+                /// are for.
+                pub(super) unsafe fn $optional(&self, $($optional_argument: $optional_type),*) -> Option<Result<()>> {
+                    // SAFETY: the caller's promise.
+                    let code = unsafe { self.$optional?($($optional_argument),*) };
+                    Some(self.check(stringify!($optional_symbol), code))
+                }
+            )+
+        }
+    };
+}
+
+functions! {
+    required {
+        /// Starts the driver in this process; again it does nothing. Flags are 0.
+        init(flags: c_uint) = cuInit;
+        /// 12.4 is 12040.
+        version(out: *mut c_int) = cuDriverGetVersion;
+        /// The constant's name of a code, as a text that stays.
+        #[expect(dead_code, reason = "called by its field: what it answers has no name")]
+        error_name(code: Code, out: *mut *const c_char) = cuGetErrorName differs;
+        /// NULL if there is none.
+        context_current(out: *mut CUcontext) = cuCtxGetCurrent;
+        /// For the calling thread; NULL for none.
+        context_set(context: CUcontext) = cuCtxSetCurrent;
+        /// The current context's device.
+        context_device(out: *mut c_int) = cuCtxGetDevice;
+        /// Waits for all work of the current context.
+        context_synchronize() = cuCtxSynchronize;
+        /// 1 is non-blocking: not ordered against the legacy stream.
+        stream_create(out: *mut CUstream, flags: c_uint) = cuStreamCreate;
+        /// Work that it has goes on.
+        stream_destroy(stream: CUstream) = cuStreamDestroy_v2;
+        /// Later work of the stream waits for what the event recorded last.
+        stream_wait(stream: CUstream, event: CUevent, flags: c_uint) = cuStreamWaitEvent;
+        /// Waits for the stream's work.
+        stream_synchronize(stream: CUstream) = cuStreamSynchronize;
+        /// 1: who waits sleeps; 2: no times are taken.
+        event_create(out: *mut CUevent, flags: c_uint) = cuEventCreate;
+        /// At once; the driver keeps what still waits for it.
+        event_destroy(event: CUevent) = cuEventDestroy_v2;
+        /// Marks the present end of the stream's work. Both belong to one context.
+        event_record(event: CUevent, stream: CUstream) = cuEventRecord;
+        /// Waits for what was recorded last.
+        event_synchronize(event: CUevent) = cuEventSynchronize;
+        /// Pins memory of the host; flag 1: for all contexts.
+        host_register(start: *mut c_void, size: usize, flags: c_uint) = cuMemHostRegister_v2;
+        /// By its start.
+        host_unregister(start: *mut c_void) = cuMemHostUnregister;
+        /// Of the memory that an address belongs to.
+        pointer_attribute(out: *mut c_void, attribute: c_uint, address: CUdeviceptr) = cuPointerGetAttribute differs;
+        /// To, from, bytes, stream. Either may be memory of the host.
+        copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) = cuMemcpyAsync;
+    }
+    optional {
+        /// To, from, bytes, count, attributes, index of the first copy of each, their count,
+        /// stream: any but the legacy one. From 13.0 on.
+        #[expect(clippy::too_many_arguments, reason = "as the driver has them")]
+        batch_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+            attributes: *mut CUmemcpyAttributes, firsts: *mut usize, attribute_count: usize,
+            stream: CUstream) = cuMemcpyBatchAsync_v2;
+        /// The same with the index of the copy that failed before the stream. From 12.8 on.
+        #[expect(clippy::too_many_arguments, reason = "as the driver has them")]
+        batch(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+            attributes: *mut CUmemcpyAttributes, firsts: *mut usize, attribute_count: usize,
+            failed: *mut usize, stream: CUstream) = cuMemcpyBatchAsync differs;
+    }
+}
+
+/// The table, once there is one. What failed is tried again by the next who asks.
+static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
+
+impl Driver {
+    /// The driver of this machine, loaded and started the first time.
+    ///
+    /// Blocks: while the driver starts, the first time. Errors: `NoDevice`, which says what is missing.
+    pub(super) fn get() -> Result<&'static Self> {
+        let mut known = DRIVER.lock();
+        if let Some(driver) = *known {
+            return Ok(driver);
+        }
+        // SAFETY: loads the driver's library, as any program that uses CUDA does.
+        if !unsafe { sys::is_culib_present() } {
+            bail!(
+                NoDevice,
+                "the CUDA driver's library libcuda.so.1 cannot be loaded"
+            );
+        }
+        // SAFETY: a library of this name is the driver's.
+        let driver = unsafe { Self::resolve() }?;
+        driver.start()?;
+        let driver: &'static Self = Box::leak(Box::new(driver));
+        *known = Some(driver);
+        Ok(driver)
+    }
+
+    fn start(&self) -> Result<()> {
+        let mut version = 0;
+        // SAFETY: starts the driver, and writes one integer.
+        let started = unsafe { self.init(0).and_then(|()| self.version(&raw mut version)) };
+        // Nobody's device failed yet: there is none to be had.
+        started.map_err(|error| Error::new(Kind::NoDevice, error.message()))?;
+        if version < OLDEST {
+            bail!(
+                NoDevice,
+                "the CUDA driver supports CUDA {}.{}; 12.0 or newer is needed",
+                version / 1000,
+                version % 1000 / 10
+            );
+        }
+        Ok(())
+    }
+
+    /// What a function answered.
+    fn check(&self, function: &str, code: Code) -> Result<()> {
+        let kind = match code {
+            SUCCESS => return Ok(()),
+            OUT_OF_MEMORY => Kind::NoMemory,
+            _ => Kind::DeviceFailed,
+        };
+        Err(Error::new(
+            kind,
+            format!("{function}: {} ({code})", self.name_of(code)),
+        ))
+    }
+
+    fn name_of(&self, code: Code) -> String {
+        let mut name = std::ptr::null();
+        // SAFETY: writes one pointer, NULL for a code that it does not know.
+        let known = unsafe { (self.error_name)(code, &raw mut name) };
+        if known != SUCCESS || name.is_null() {
+            return "an unknown code".to_owned();
+        }
+        // SAFETY: a text of the driver that stays.
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+}

@@ -1,0 +1,192 @@
+//! A CUDA device, by its driver, which is loaded at run time. See `docs/design/cuda.md`.
+//!
+//! - `driver.rs`: the driver's functions
+//! - `context.rs`: the engine's context, made current around our calls
+//! - `event.rs`: a point in a stream's work
+//! - `transit.rs`: one batch of copies, on a stream of ours
+
+#![allow(unsafe_code, reason = "calls the functions of a foreign library")]
+
+mod context;
+mod driver;
+mod event;
+mod transit;
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CU_MEMHOSTREGISTER_PORTABLE as PINNED_FOR_ALL_CONTEXTS, CUcontext};
+
+use super::{Device, Direction, Event, HostMemory, Pin, StagingMemory, Stream, Transfer};
+use crate::error::{Result, bail};
+use crate::layout::{Layout, Part};
+use crate::sync::Mutex;
+use context::Context;
+use driver::Driver;
+use event::OwnEvent;
+use transit::Transit;
+
+/// The device of the context that was current when this was made.
+///
+/// Threads: any. Every call leaves the calling thread with the context that was current before.
+#[derive(Debug)]
+pub struct CudaDevice {
+    context: Arc<Context>,
+    name: String,
+    /// Streams of ours on which nothing runs.
+    idle: Mutex<Vec<Transit>>,
+}
+
+impl CudaDevice {
+    /// Adopts the context that is current on the calling thread; of device `wanted`, if that is given. The
+    /// context must stay alive as long as the value does, its events and its staging memory.
+    ///
+    /// Blocks: while the driver starts, the first time in a process.
+    /// Errors: `NoDevice`, the driver is missing, too old or lacks functions, which the text names, or no
+    /// context is current; `InvalidArgument`, it is of another device; `DeviceFailed`.
+    pub fn adopt(wanted: Option<u32>) -> Result<Self> {
+        let context = Context::adopt(Driver::get()?, wanted)?;
+        Ok(Self {
+            name: format!("CUDA device {}", context.ordinal),
+            context: Arc::new(context),
+            idle: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Whether there is a driver that can be used; `NoDevice` says what is missing.
+    ///
+    /// Blocks: while the driver starts, the first time in a process.
+    pub fn check_driver() -> Result<()> {
+        Driver::get().map(drop)
+    }
+
+    /// Whether a layout's regions begin and end in memory of this device: `InvalidArgument` if not.
+    pub fn check_layout(&self, layout: &Layout) -> Result<()> {
+        self.context.run(|_| {
+            for group in layout.groups() {
+                let regions = [Part::Sharded, Part::Replicated].map(|part| group.regions(part));
+                for region in regions.into_iter().flatten() {
+                    let last = region
+                        .slots
+                        .saturating_sub(1)
+                        .saturating_mul(region.stride)
+                        .saturating_add(region.size.saturating_sub(1));
+                    for address in [region.base, region.base.saturating_add(last)] {
+                        self.context.check_address(address).map_err(|error| {
+                            let id = group.group().id;
+                            error.within(format_args!("layer group {id}, a region's memory"))
+                        })?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Refuses a handle that means a stream of another context here.
+    fn check_stream(&self, stream: Stream, before: CUcontext) -> Result<()> {
+        if self.context.is_strange(stream.0, before) {
+            bail!(
+                InvalidArgument,
+                "stream {:#x} means one of the context that is current, and that is not the one of the registration",
+                stream.0
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn record(&self, stream: Stream) -> Result<Event> {
+        self.context.run(|before| {
+            self.check_stream(stream, before)?;
+            let event = OwnEvent::new(&self.context)?;
+            // SAFETY: who hands out a stream's handle promises that it is alive.
+            unsafe { event.record(ptr::with_exposed_provenance_mut(stream.0 as usize)) }?;
+            Ok(Event::pending(Box::new(event)))
+        })
+    }
+
+    fn wait_foreign(&self, event: u64) -> Result<()> {
+        let event = ptr::with_exposed_provenance_mut(event as usize);
+        self.context.run(|_| {
+            // SAFETY: who hands out an event's handle promises that it is alive.
+            unsafe { self.context.driver.event_synchronize(event) }
+        })
+    }
+
+    fn stage(&self, bytes: u64) -> Result<StagingMemory> {
+        let memory = HostMemory::new(bytes)?;
+        let range = memory.range();
+        let start: *mut c_void = ptr::with_exposed_provenance_mut(range.start as usize);
+        self.context.run(|_| {
+            // SAFETY: a mapping of its own of exactly this size, which outlives the pin.
+            unsafe {
+                self.context.driver.host_register(
+                    start,
+                    range.size as usize,
+                    PINNED_FOR_ALL_CONTEXTS,
+                )
+            }
+            .map_err(|error| error.within(format_args!("pinning {bytes} bytes of staging")))?;
+            let pin = Pinned {
+                context: Arc::clone(&self.context),
+                start: range.start,
+            };
+            Ok(StagingMemory::new(memory, Some(Box::new(pin))))
+        })
+    }
+
+    unsafe fn copy(
+        &self,
+        behind: Option<Stream>,
+        direction: Direction,
+        transfers: &[Transfer],
+    ) -> Result<()> {
+        if transfers.is_empty() {
+            return Ok(());
+        }
+        self.context.run(|before| {
+            if let Some(stream) = behind {
+                self.check_stream(stream, before)?;
+            }
+            let idle = self.idle.lock().pop();
+            let mut transit = match idle {
+                Some(transit) => transit,
+                None => Transit::new(&self.context)?,
+            };
+            // SAFETY: the caller's promise.
+            let copied = unsafe { transit.copy(behind, direction, transfers) };
+            if !transit.is_lost {
+                self.idle.lock().push(transit);
+            }
+            copied
+        })
+    }
+}
+
+/// Memory that is pinned.
+struct Pinned {
+    context: Arc<Context>,
+    start: u64,
+}
+
+impl Pin for Pinned {
+    fn undo(&mut self) -> bool {
+        let unpinned = self.context.run(|_| {
+            let start = ptr::with_exposed_provenance_mut(self.start as usize);
+            // SAFETY: it was registered by this start, and no copy of ours is running.
+            unsafe { self.context.driver.host_unregister(start) }
+        });
+        if let Err(error) = unpinned {
+            tracing::warn!("staging memory stays pinned, and is kept: {error}");
+            return false;
+        }
+        true
+    }
+}

@@ -7,6 +7,7 @@ use loom::thread;
 use super::fence::{Fence, SharedFence, Wait};
 use super::finished::Finished;
 use super::parked::{Ending, Gate, Parked};
+use crate::device::HostDevice;
 use crate::error::Result;
 use crate::sync::{Arc, Mutex};
 
@@ -119,9 +120,9 @@ fn a_fence_is_waited_for_once() {
         let fence = Arc::new(SharedFence::new(fence));
         let other = {
             let fence = Arc::clone(&fence);
-            thread::spawn(move || fence.wait().unwrap())
+            thread::spawn(move || fence.wait(&HostDevice).unwrap())
         };
-        assert!(fence.wait().unwrap());
+        assert!(fence.wait(&HostDevice).unwrap());
         assert_eq!(door.0.load(Ordering::SeqCst), 1);
         assert!(other.join().unwrap());
         assert_eq!(door.0.load(Ordering::SeqCst), 1);

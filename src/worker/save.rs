@@ -9,7 +9,7 @@ use super::Worker;
 use super::mover::Mover;
 use super::shared::Shared;
 use crate::device::{Event, PageRef, Stream};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Kind, Result, bail};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Life, Metadata, Run, RunView};
@@ -266,8 +266,22 @@ impl SaveItem {
         if scratch.pages.is_empty() {
             return;
         }
+        let mover = &self.mover;
+        let mut set = match mover.save_sets.take() {
+            Ok(Some(set)) => set,
+            Ok(None) => {
+                tracing::error!("save: no slots are left");
+                return self.give_up(scratch);
+            }
+            // The guard has said that the pool does not answer, and says when it does again.
+            Err(error) if error.kind() == Kind::PoolFailed => return self.give_up(scratch),
+            Err(error) => {
+                tracing::error!("save: {error}");
+                return self.give_up(scratch);
+            }
+        };
         // Held while the cache is read, so that who has released a life's pages knows that they are
-        // not read any more.
+        // not read any more; and not a moment longer, since the engine's thread may wait for it.
         let released = self.shared.released.lock();
         self.drop_released(scratch, &released);
         if scratch.pages.is_empty() {
@@ -276,24 +290,14 @@ impl SaveItem {
         for (slot, page) in scratch.pages.iter_mut().enumerate() {
             page.slot = slot as u32;
         }
-        let mover = &self.mover;
-        let set = mover.save_sets.take().and_then(|set| {
-            let mut set = set.ok_or_else(|| Error::new(Kind::BadState, "no slots for saves"))?;
-            if let Some(slots) = set.slots() {
-                mover.memory.gather(None, &scratch.pages, slots)?;
-            }
-            Ok(set)
+        let gathered = set.slots().map_or(Ok(()), |slots| {
+            mover.memory.gather(None, &scratch.pages, slots)
         });
         drop(released);
-        let mut set = match set {
-            Ok(set) => set,
-            // The guard has said that the pool does not answer, and says when it does again.
-            Err(error) if error.kind() == Kind::PoolFailed => return self.give_up(scratch),
-            Err(error) => {
-                tracing::error!("save: {error}");
-                return self.give_up(scratch);
-            }
-        };
+        if let Err(error) = gathered {
+            tracing::error!("save: {error}");
+            return self.give_up(scratch);
+        }
         let seal_bytes = mover.plan.seal_bytes() as u64;
         set.hold(scratch.payloads.iter().map(|payload| payload + seal_bytes));
         if mover.plan.sealed()

@@ -108,7 +108,7 @@ impl Sets {
     /// A set for one batch or several. `None` while others have them all: with a thread per set that does
     /// not happen. Errors: the pool keeps one, and there can be no other now.
     ///
-    /// Blocks: no; for up to a second where the pool keeps a set.
+    /// Blocks: no; where the pool keeps a set, for a question to it and up to a second more.
     pub fn take(self: &Arc<Self>) -> Result<Option<SlotSet>> {
         let mut state = self.state.lock();
         if let Some(own) = state.home.pop() {

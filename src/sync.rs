@@ -11,6 +11,17 @@ pub use std::sync::atomic::Ordering;
 
 use std::time::{Duration, Instant};
 
+/// What is never dropped. A list, so that tools that look for lost memory find it here.
+static KEPT: std::sync::Mutex<Vec<Box<dyn Send>>> = std::sync::Mutex::new(Vec::new());
+
+/// Keeps a value until the process ends, because somebody who cannot be asked may still use what it owns.
+pub fn keep_for_ever(value: impl Send + 'static) {
+    let mut kept = KEPT
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    kept.push(Box::new(value));
+}
+
 #[cfg(not(loom))]
 mod primitives {
     use std::io;

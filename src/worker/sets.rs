@@ -18,6 +18,7 @@ use crate::node::{self, Budget};
 use crate::staging::{Plan, Slots};
 use crate::store::Store;
 use crate::store::guarded::{Buffers, Guarded};
+use crate::sync::keep_for_ever;
 
 /// How long a set that takes the place of a lost one may take to be known to the pool: a load waits for it.
 const PATIENCE_FOR_SPARE: Duration = Duration::from_secs(1);
@@ -95,7 +96,7 @@ impl Sets {
         if let Err(error) = register(slots.range()) {
             if error.kind() == Kind::Busy {
                 // The pool may take the range into use whenever it answers.
-                std::mem::forget(slots);
+                keep_for_ever(slots);
             }
             return Err(error);
         }
@@ -173,10 +174,10 @@ impl Sets {
                 continue;
             };
             tracing::error!("staging memory stays allocated: {error}");
-            std::mem::forget(own);
+            keep_for_ever(own);
             if error.kind() == Kind::Busy {
                 // It does not answer, so there is no use in asking again.
-                home.drain(..).for_each(std::mem::forget);
+                home.drain(..).for_each(keep_for_ever);
             }
         }
     }
@@ -230,7 +231,7 @@ impl Drop for SlotSet {
     fn drop(&mut self) {
         let Some(own) = self.own.take() else { return };
         let Some(sets) = self.sets.upgrade() else {
-            return std::mem::forget(own);
+            return keep_for_ever(own);
         };
         let mut state = sets.state.lock();
         if self.is_late {
@@ -238,7 +239,7 @@ impl Drop for SlotSet {
         }
         match state.is_closed {
             // Still registered, and who closed has gone.
-            true => std::mem::forget(own),
+            true => keep_for_ever(own),
             false => state.home.push(own),
         }
     }

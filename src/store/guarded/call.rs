@@ -3,7 +3,7 @@
 use crate::lane::{Item, Step};
 use crate::store::breaker::{Breaker, Permit};
 use crate::store::{Store, code};
-use crate::sync::{Arc, Clock, Mutex};
+use crate::sync::{Arc, Clock, Mutex, keep_for_ever};
 
 /// What one call of a pool is given and answers. It moves with the call, so that nobody else can
 /// have it while the pool does.
@@ -342,7 +342,7 @@ impl<C: Call> Carrier<C> {
         let late = match (tainted, is_late) {
             (Some(code), _) => {
                 // The pool may still use it, so nobody else ever does.
-                std::mem::forget(call);
+                keep_for_ever(call);
                 if !is_late {
                     self.core.quarantine();
                 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <thread>
 
@@ -188,13 +189,23 @@ TEST(Handles, OfTheProcessBeforeAForkAreRefused) {
     /* What has no threads works on. */
     return kvb::Config::from_json(json("handles.child")).get() == nullptr ? 5 : 0;
   };
+  /* By a pipe and a signal: a tool that looks for lost memory would have its own word on the exit.
+   */
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
   pid_t child = fork();
-  if (child == 0) _exit(status_in_child());
+  if (child == 0) {
+    const char result = static_cast<char>(status_in_child());
+    (void)!write(ends[1], &result, 1);
+    kill(getpid(), SIGKILL);
+  }
   ASSERT_GT(child, 0);
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  close(ends[1]);
+  char result = -1;
+  EXPECT_EQ(read(ends[0], &result, 1), 1);
+  EXPECT_EQ(result, 0);
+  close(ends[0]);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(server.worker.stats().lookups, 0u);
 }
 

@@ -238,7 +238,7 @@ impl Core {
     fn say_left_alone(&self) {
         tracing::error!(
             store = self.store.capabilities().name,
-            "the pool failed too often with memory that it may still use: it is left alone until this process starts again"
+            "the pool failed too often with memory that it may still use: it is left alone until this worker or store is made anew"
         );
     }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "sets a signal and forks")]
 
+mod calls;
 mod process;
 mod real_pool;
 mod rig;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use kvbridge::device::memory::{Source, Target};
+use calls::{exist, get, numbered, put, remove};
 use kvbridge::engine::{DeviceChoice, Drafter, Engine, Serving};
 use kvbridge::error::Kind;
 use kvbridge::keys::Keys;
@@ -25,8 +26,7 @@ use kvbridge::store::faulty::{Faulty, Script};
 use kvbridge::store::guarded::{Guarded, Settings};
 use kvbridge::store::mooncake::{Connection, Patience};
 use kvbridge::store::{
-    GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store, code,
-    conformance,
+    GetOutcome, Health, Presence, PutOutcome, RemoveOutcome, Store, code, conformance,
 };
 use kvbridge::sync::SystemClock;
 use process::{blocked, handlers};
@@ -75,39 +75,7 @@ fn guarded(store: Arc<dyn Store>, patience: Duration) -> Arc<Guarded> {
 }
 
 fn keys(count: usize) -> Keys {
-    let mut keys = Keys::new();
-    for number in 0..count {
-        keys.push(format!("pages/{number}").as_bytes());
-    }
-    keys
-}
-
-fn exist(store: &dyn Store, keys: &Keys) -> Vec<Presence> {
-    let mut out = Vec::new();
-    store.exist(keys, &mut out);
-    out
-}
-
-fn put(store: &dyn Store, keys: &Keys, bytes: &[u8]) -> Vec<PutOutcome> {
-    let mut sources = vec![Source::from(bytes); keys.len()];
-    let mut out = Vec::new();
-    let options = PutOptions::default();
-    store.put(keys, Pieces::one_each(&mut sources), &options, &mut out);
-    out
-}
-
-fn get(store: &dyn Store, keys: &Keys, size: usize) -> (Vec<GetOutcome>, Vec<u8>) {
-    let mut landing = vec![0_u8; size * keys.len()];
-    let mut targets: Vec<_> = landing.chunks_mut(size).map(Target::from).collect();
-    let mut out = Vec::new();
-    store.get(keys, Pieces::one_each(&mut targets), &mut out);
-    (out, landing)
-}
-
-fn remove(store: &dyn Store, keys: &Keys, force: bool) -> Vec<RemoveOutcome> {
-    let mut out = Vec::new();
-    store.remove(keys, force, &mut out);
-    out
+    numbered("pages", count)
 }
 
 // ---- the store ----

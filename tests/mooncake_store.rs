@@ -8,6 +8,7 @@
     reason = "counts allocations, loads the stand-in, and forks a process"
 )]
 
+mod calls;
 mod stand_in;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,6 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use calls::{exist, numbered, remove};
 use kvbridge::device::memory::{Source, Target};
 use kvbridge::error::Kind;
 use kvbridge::keys::Keys;
@@ -65,40 +67,15 @@ fn keys(list: &[&str]) -> Keys {
 }
 
 fn many(count: usize) -> Keys {
-    let mut keys = Keys::new();
-    for number in 0..count {
-        keys.push(format!("k/{number}").as_bytes());
-    }
-    keys
-}
-
-fn exist(store: &dyn Store, keys: &Keys) -> Vec<Presence> {
-    let mut out = Vec::new();
-    store.exist(keys, &mut out);
-    out
+    numbered("k", count)
 }
 
 fn put(store: &dyn Store, keys: &Keys) -> Vec<PutOutcome> {
-    let bytes = [7_u8; 16];
-    let mut sources = vec![Source::from(&bytes[..]); keys.len()];
-    let mut out = Vec::new();
-    let options = PutOptions::default();
-    store.put(keys, Pieces::one_each(&mut sources), &options, &mut out);
-    out
+    calls::put(store, keys, &[7; 16])
 }
 
 fn get(store: &dyn Store, keys: &Keys, size: usize) -> Vec<GetOutcome> {
-    let mut landing = vec![0_u8; size * keys.len()];
-    let mut targets: Vec<_> = landing.chunks_mut(size).map(Target::from).collect();
-    let mut out = Vec::new();
-    store.get(keys, Pieces::one_each(&mut targets), &mut out);
-    out
-}
-
-fn remove(store: &dyn Store, keys: &Keys, force: bool) -> Vec<RemoveOutcome> {
-    let mut out = Vec::new();
-    store.remove(keys, force, &mut out);
-    out
+    calls::get(store, keys, size).0
 }
 
 // ---- opening ----

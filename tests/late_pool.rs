@@ -440,7 +440,8 @@ fn a_load_that_never_returns_costs_a_thread_and_not_the_engine() {
     let tokens = prompt(1, 4 * T + 1);
     let setup = Setup {
         stepped: false,
-        kvbridge: r#""load_timeout_ms": 1, "lookup_timeout_ms": 60000, "#,
+        // Time for the call to begin on a busy machine: one that has not is taken back and never late.
+        kvbridge: r#""load_timeout_ms": 2000, "lookup_timeout_ms": 60000, "#,
         ..Setup::default()
     };
     let mut rig = stocked(setup, &tokens);

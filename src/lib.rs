@@ -11,7 +11,7 @@
 //!
 //! | layer | modules | may use |
 //! | --- | --- | --- |
-//! | leaves | `catch`, `error`, `fork`, `plant`, `sync` | nothing of ours |
+//! | leaves | `catch`, `error`, `fork`, `plant`, `recycle`, `sync` | nothing of ours |
 //! | pure | `config`, `engine`, `keys`, `layout`, `link`, `metadata`, `page`, `stats` | leaves, pure |
 //! | effects | `device`, `lane`, `node`, `staging`, `store` | leaves, pure, effects |
 //! | halves | `scheduler`, `worker` | all above, but not each other: they meet in [`link`] and [`metadata`] |
@@ -38,6 +38,7 @@ pub mod page;
 mod plant;
 #[cfg(kvb_plant)]
 pub mod plant;
+mod recycle;
 pub mod scheduler;
 pub mod staging;
 pub mod stats;

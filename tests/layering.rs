@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Layers from the bottom up.
 const LAYERS: [&[&str]; 5] = [
-    &["catch", "error", "fork", "plant", "sync"],
+    &["catch", "error", "fork", "plant", "recycle", "sync"],
     &[
         "config", "engine", "keys", "layout", "link", "metadata", "page", "stats",
     ],

@@ -200,21 +200,6 @@ impl<'a> From<&'a mut [u8]> for Target<'a> {
     }
 }
 
-/// Empties a list of sources and gives its memory back for sources of another lifetime, so that
-/// a list can be refilled call after call without allocating.
-pub fn recycle_sources<'b>(mut list: Vec<Source<'_>>) -> Vec<Source<'b>> {
-    list.clear();
-    // An iterator over an empty list whose collection keeps the list's memory.
-    list.into_iter().map_while(|_| None).collect()
-}
-
-/// [`recycle_sources`] for targets.
-pub fn recycle_targets<'b>(mut list: Vec<Target<'_>>) -> Vec<Target<'b>> {
-    list.clear();
-    list.into_iter().map_while(|_| None).collect()
-}
-
-/// Device memory that is nobody's, for tests of those who must refuse it.
 /// Writes bytes over the pieces, as far as they reach. False when one is not host memory.
 pub(crate) fn write_over(mut bytes: &[u8], pieces: &mut [Target<'_>]) -> bool {
     for piece in pieces {
@@ -230,6 +215,7 @@ pub(crate) fn write_over(mut bytes: &[u8], pieces: &mut [Target<'_>]) -> bool {
     true
 }
 
+/// Device memory that is nobody's, for tests of those who must refuse it.
 #[cfg(test)]
 pub(crate) fn nowhere() -> (Source<'static>, Target<'static>) {
     // SAFETY: who gets these has to refuse them without reading or writing.
@@ -271,17 +257,5 @@ mod tests {
         let (empty, absurd) = unsafe { (Source::from_raw(0, 0), Source::from_raw(8, u64::MAX)) };
         assert_eq!(empty.bytes(), Some(&[][..]));
         assert!(absurd.bytes().is_none());
-    }
-
-    #[test]
-    fn recycled_lists_keep_their_memory() {
-        let mut list: Vec<Source<'static>> = Vec::with_capacity(32);
-        list.push(Source::from(&[0_u8; 4][..]));
-        let before = list.as_ptr().addr();
-        let again = recycle_sources(list);
-        assert!(again.is_empty());
-        assert_eq!((again.as_ptr().addr(), again.capacity()), (before, 32));
-        let targets: Vec<Target<'_>> = recycle_targets(Vec::with_capacity(8));
-        assert_eq!(targets.capacity(), 8);
     }
 }

@@ -2,6 +2,7 @@
 //! host's pointers to data. Each check names the argument as the header calls it.
 
 use crate::error::{Error, Kind, Result, bail};
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -36,24 +37,26 @@ pub(super) unsafe trait Growable: Copy {}
 /// No host has anything below: such a pointer is NULL with the offset of a field, or a number.
 pub(super) const LOWEST: usize = 4096;
 
+// Here and in `list`: once per request of every pass, so only what is wrong is a call.
+#[inline(always)]
 fn located<T>(pointer: *const T, argument: &str) -> Result<()> {
+    match pointer.addr() >= LOWEST && pointer.is_aligned() {
+        true => Ok(()),
+        false => Err(mislocated(pointer.cast(), align_of::<T>(), argument)),
+    }
+}
+
+#[cold]
+fn mislocated(pointer: *const c_void, alignment: usize, argument: &str) -> Error {
     if pointer.is_null() {
-        bail!(NullPointer, "{argument} is NULL");
+        return Error::new(Kind::NullPointer, format!("{argument} is NULL"));
     }
-    if pointer.addr() < LOWEST {
-        bail!(
-            InvalidArgument,
-            "{argument} ({pointer:p}) is no address of memory"
-        );
-    }
-    if !pointer.is_aligned() {
-        bail!(
-            InvalidArgument,
-            "{argument} ({pointer:p}) is not aligned to {} bytes",
-            align_of::<T>()
-        );
-    }
-    Ok(())
+    let what = match pointer.addr() < LOWEST {
+        true => "no address of memory".to_owned(),
+        false => format!("not aligned to {alignment} bytes"),
+    };
+    let message = format!("{argument} ({pointer:p}) is {what}");
+    Error::new(Kind::InvalidArgument, message)
 }
 
 /// A list of the host's. Length 0 ignores the pointer.
@@ -61,6 +64,7 @@ fn located<T>(pointer: *const T, argument: &str) -> Result<()> {
 /// # Safety
 /// A pointer that is neither NULL nor ignored points to `count` initialised elements that stay as
 /// they are during `'a`.
+#[inline(always)]
 pub(super) unsafe fn list<'a, T: Plain>(
     pointer: *const T,
     count: usize,
@@ -74,14 +78,18 @@ pub(super) unsafe fn list<'a, T: Plain>(
         .checked_mul(size_of::<T>())
         .is_none_or(|bytes| isize::try_from(bytes).is_err())
     {
-        bail!(
-            InvalidArgument,
-            "{argument} has {count} elements of {} bytes, more than memory can hold",
-            size_of::<T>()
-        );
+        return Err(too_many(count, size_of::<T>(), argument));
     }
     // SAFETY: not NULL, aligned, of a possible size; the rest is the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+}
+
+#[cold]
+fn too_many(count: usize, size: usize, argument: &str) -> Error {
+    Error::new(
+        Kind::InvalidArgument,
+        format!("{argument} has {count} elements of {size} bytes, more than memory can hold"),
+    )
 }
 
 /// A text of the host's: UTF-8, not terminated.

@@ -8,7 +8,8 @@ use super::metadata::kvb_metadata;
 use super::plain::{self, PageNames, kvb_engine, kvb_group_pages, kvb_request, kvb_tokens};
 use super::status::kvb_status;
 use super::worker::kvb_worker;
-use crate::error::bail;
+use crate::error::{Error, Result, bail};
+use crate::recycle::recycled;
 use crate::scheduler::{Accepted, FinishReason, GroupPages, Scheduler, Step};
 
 /// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
@@ -30,11 +31,10 @@ impl Noun for kvb_scheduler {
     type Alone = Leader;
 }
 
-/// A scheduler and the lists that a pass is translated into.
+/// A scheduler and the list that page lists are translated into.
 pub(super) struct Leader {
     scheduler: Scheduler,
     pages: Vec<GroupPages<'static>>,
-    steps: Vec<Step<'static>>,
 }
 
 /// One request's part of a pass. Frozen, since it is an element of an array.
@@ -159,7 +159,6 @@ pub unsafe extern "C" fn kvb_scheduler_new(
         let leader = Leader {
             scheduler: Scheduler::new(terms, worker.link()?)?,
             pages: Vec::new(),
-            steps: Vec::new(),
         };
         out.write(handle::create((), leader));
         Ok(())
@@ -353,43 +352,29 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             for (index, step) in given.iter().enumerate() {
                 if step.page_lists > 0 {
                     plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)
-                        .map_err(|error| error.within(format_args!("steps[{index}]")))?;
+                        .map_err(|error| within_step(error, index))?;
                 }
             }
+            let of_steps = pages.len();
             let settled = args::list(pass.accepted, pass.accepted_count, "pass->accepted")?;
             for one in settled.iter().filter(|one| one.page_lists > 0) {
                 plain::group_pages(one.pages, one.page_lists, &ACCEPTED, &mut pages)?;
             }
-            let mut steps = recycled(std::mem::take(&mut leader.steps));
-            let mut rest = pages.as_slice();
-            for (index, step) in given.iter().enumerate() {
-                let (own, later) = rest
-                    .split_at_checked(step.page_lists)
-                    .unwrap_or((rest, &[]));
-                rest = later;
-                steps.push(Step {
-                    request_id: step.request_id,
-                    new_tokens: step
-                        .new_tokens
-                        .read("pass->steps->new_tokens.data")
-                        .map_err(|error| error.within(format_args!("steps[{index}]")))?,
-                    pages: own,
-                    computed_position: step.computed_position,
-                    scheduled_tokens: step.scheduled_tokens,
-                });
-            }
+            let (of_steps, mut of_accepted) = pages.split_at(of_steps);
+            let steps = Steps {
+                given: given.iter(),
+                index: 0,
+                pages: of_steps,
+            };
             let mut accepted = Vec::with_capacity(settled.len());
             for one in settled {
-                let (own, later) = rest.split_at_checked(one.page_lists).unwrap_or((rest, &[]));
-                rest = later;
                 accepted.push(Accepted {
                     reservation_id: one.reservation_id,
                     request_id: one.request_id,
-                    pages: own,
+                    pages: split_front(&mut of_accepted, one.page_lists),
                 });
             }
-            let built = leader.scheduler.build_accepting(&steps, &accepted);
-            leader.steps = recycled(steps);
+            let built = leader.scheduler.build_from(steps, &accepted);
             leader.pages = recycled(pages);
             out.write(handle::create(built?, ()));
             Ok(())
@@ -458,9 +443,57 @@ pub unsafe extern "C" fn kvb_scheduler_free(scheduler: *mut kvb_scheduler) {
     });
 }
 
-/// The memory of a list, empty, for elements that live as long as another call's arguments.
-fn recycled<T, U>(mut list: Vec<T>) -> Vec<U> {
-    list.clear();
-    // Collecting in place keeps the allocation where both types have the same shape.
-    list.into_iter().filter_map(|_| None).collect()
+/// The steps of a pass, read where they lie: a list of them would cost more than all that becomes of most.
+#[derive(Clone)]
+struct Steps<'a> {
+    given: std::slice::Iter<'a, kvb_step>,
+    index: usize,
+    /// The page lists of all that are left.
+    pages: &'a [GroupPages<'a>],
+}
+
+impl<'a> Iterator for Steps<'a> {
+    type Item = Result<Step<'a>>;
+
+    // Into the loop over them, since a step that comes back through memory costs as much as the rest.
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.given.next()?;
+        let index = self.index;
+        self.index += 1;
+        // SAFETY: the pass's caller lends its tokens for the call, see the header's conventions.
+        let new_tokens = match unsafe { step.new_tokens.read("pass->steps->new_tokens.data") } {
+            Ok(new_tokens) => new_tokens,
+            Err(error) => return Some(Err(within_step(error, index))),
+        };
+        let pages = match step.page_lists {
+            0 => &[],
+            count => split_front(&mut self.pages, count),
+        };
+        Some(Ok(Step {
+            request_id: step.request_id,
+            new_tokens,
+            pages,
+            computed_position: step.computed_position,
+            scheduled_tokens: step.scheduled_tokens,
+        }))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.given.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Steps<'_> {}
+
+#[cold]
+fn within_step(error: Error, index: usize) -> Error {
+    error.within(format_args!("steps[{index}]"))
+}
+
+/// The first `count` elements, which `rest` has no more; all of them where there are fewer.
+fn split_front<'a, T>(rest: &mut &'a [T], count: usize) -> &'a [T] {
+    let (front, later) = rest.split_at_checked(count).unwrap_or((rest, &[]));
+    *rest = later;
+    front
 }

@@ -1,5 +1,7 @@
 //! The hashes of one request's blocks, extended as tokens arrive.
 
+use std::fmt;
+
 use super::tokens::encode;
 use super::{MAX_HASH_LEN, Scheme, Scope, Seed, Tokens, kvb1, seed, trtllm};
 use crate::error::{Result, bail};
@@ -16,12 +18,17 @@ const SMALL_TEXT: usize = 4096;
 ///
 /// With a lookahead only prompt tokens may count; the chain hashes what it is given, so the caller
 /// decides where the prompt ends.
-#[derive(Debug, Clone)]
+// In this order, since one token of a decoding request then touches the first 24 bytes alone.
+#[derive(Clone)]
+#[repr(C)]
 pub struct Chain {
-    /// The text that the next block's hash is taken over: its parent, then its encoded tokens.
-    text: Vec<u8>,
+    /// The text that the next block's hash is taken over: its parent, then its encoded tokens. Behind `filled` tokens
+    /// it is anything; it is never longer than the whole block.
+    text: Box<[u8]>,
     /// How many tokens of the text are there; fewer than `window` between calls.
-    filled: usize,
+    filled: u32,
+    /// The seed's.
+    scheme: Scheme,
     tokens_per_block: usize,
     seed: Seed,
     hashes: Vec<u8>,
@@ -30,13 +37,19 @@ pub struct Chain {
 impl Chain {
     /// Starts a chain of `tokens_per_block` tokens per block, with no tokens.
     ///
-    /// Fails with `InvalidArgument` when `tokens_per_block` is 0 or the seed was made for another
-    /// scheme or lookahead.
+    /// Fails with `InvalidArgument` when `tokens_per_block` is 0 or has, with the lookahead, no 32-bit number, or
+    /// when the seed was made for another scheme or lookahead.
     pub fn new(scheme: Scheme, tokens_per_block: u32, lookahead: u32, seed: Seed) -> Result<Self> {
         if tokens_per_block == 0 {
             bail!(
                 InvalidArgument,
                 "tokens_per_block is 0; a block has at least one token"
+            );
+        }
+        if tokens_per_block.checked_add(lookahead).is_none() {
+            bail!(
+                InvalidArgument,
+                "tokens_per_block {tokens_per_block} and lookahead {lookahead} together have 2^32 tokens or more"
             );
         }
         if (seed.scheme(), seed.lookahead()) != (scheme, lookahead) {
@@ -49,8 +62,9 @@ impl Chain {
             );
         }
         Ok(Self {
-            text: seed.as_bytes().to_vec(),
+            text: seed.as_bytes().into(),
             filled: 0,
+            scheme,
             tokens_per_block: tokens_per_block as usize,
             seed,
             hashes: Vec::new(),
@@ -61,10 +75,49 @@ impl Chain {
     /// the same block size. Keeps its memory.
     pub fn reset(&mut self, seed: Seed) {
         self.seed = seed;
+        self.scheme = seed.scheme();
         self.hashes.clear();
         self.filled = 0;
-        self.text.clear();
-        self.text.extend_from_slice(seed.as_bytes());
+        let parent = seed.as_bytes();
+        // A block of the new scheme may be shorter than one of the old.
+        if self.text.len() < parent.len() || self.text.len() > self.text_end(self.window()) {
+            self.text = parent.into();
+        } else {
+            self.text[..parent.len()].copy_from_slice(parent);
+        }
+    }
+
+    /// Appends tokens if they complete no block and are ones that [`extend`](Self::extend) takes; false: they were not, and
+    /// the caller extends. What every decoding request of every pass needs, without the rest.
+    #[inline(always)] // into the loop over the requests
+    pub fn extend_open(&mut self, tokens: Tokens<'_>) -> bool {
+        let (text, filled) = (&mut *self.text, self.filled as usize);
+        let done = match (self.scheme, tokens) {
+            (Scheme::Trtllm, Tokens::I32(tokens)) => {
+                let bytes = |token| i64::from(token).to_le_bytes();
+                encode_open(text, trtllm::HASH_LEN, filled, tokens, bytes)
+            }
+            (Scheme::Trtllm, Tokens::I64(tokens)) => {
+                encode_open(text, trtllm::HASH_LEN, filled, tokens, i64::to_le_bytes)
+            }
+            (Scheme::Kvb1, Tokens::I32(tokens)) => {
+                encode_open(text, kvb1::HASH_LEN, filled, tokens, i32::to_le_bytes)
+            }
+            (Scheme::Kvb1, Tokens::I64(list)) => {
+                let bytes = |token: i64| (token as i32).to_le_bytes();
+                kvb1::check(tokens).is_ok()
+                    && encode_open(text, kvb1::HASH_LEN, filled, list, bytes)
+            }
+        };
+        if done {
+            self.filled += tokens.len() as u32;
+        }
+        done
+    }
+
+    /// Takes back the `count` tokens that [`extend_open`](Self::extend_open) appended last.
+    pub fn retract_open(&mut self, count: usize) {
+        self.filled = self.filled.saturating_sub(count as u32);
     }
 
     /// Appends tokens and hashes every block they complete.
@@ -108,9 +161,14 @@ impl Chain {
         }
     }
 
+    /// What it began with.
+    pub fn seed(&self) -> Seed {
+        self.seed
+    }
+
     /// The scheme of the hashes.
     pub fn scheme(&self) -> Scheme {
-        self.seed.scheme()
+        self.scheme
     }
 
     /// How many tokens there are in one block.
@@ -155,7 +213,7 @@ impl Chain {
     }
 
     fn known_tokens(&self) -> usize {
-        self.block_count() * self.tokens_per_block + self.filled
+        self.block_count() * self.tokens_per_block + self.filled as usize
     }
 
     /// How many tokens a block's hash is taken over.
@@ -168,7 +226,7 @@ impl Chain {
         if self.scheme() == Scheme::Kvb1 {
             kvb1::check(tokens)?;
         }
-        let Some(beyond) = (self.filled + tokens.len()).checked_sub(self.window()) else {
+        let Some(beyond) = (self.filled as usize + tokens.len()).checked_sub(self.window()) else {
             return Ok(());
         };
         let length = self.scheme().hash_len();
@@ -189,39 +247,53 @@ impl Chain {
 
     /// Moves tokens from the front of `rest` into the open block. True when it is complete.
     fn fill_up(&mut self, rest: &mut Tokens<'_>) -> bool {
-        let take = (self.window() - self.filled).min(rest.len());
-        let start = self.text_end(self.filled);
-        let end = self.text_end(self.filled + take);
+        let filled = self.filled as usize;
+        let take = (self.window() - filled).min(rest.len());
+        let start = self.text_end(filled);
+        let end = self.text_end(filled + take);
         if self.text.len() < end {
-            // A block of usual size is made whole at once; a huge one grows with its tokens.
-            let whole = self.text_end(self.window());
-            if whole <= SMALL_TEXT {
-                self.text.reserve_exact(whole - self.text.len());
-            }
-            self.text.resize(whole.min(end.max(SMALL_TEXT)), 0);
+            self.grow(end);
         }
         let out = &mut self.text[start..end];
-        match (self.seed.scheme(), &mut *rest) {
+        match (self.scheme, &mut *rest) {
             (Scheme::Trtllm, Tokens::I32(tokens)) => {
-                encode(split_front(tokens, take), out, |token| {
+                encode(split_front(tokens, take), out.as_chunks_mut().0, |token| {
                     i64::from(token).to_le_bytes()
                 });
             }
             (Scheme::Trtllm, Tokens::I64(tokens)) => {
-                encode(split_front(tokens, take), out, i64::to_le_bytes);
+                encode(
+                    split_front(tokens, take),
+                    out.as_chunks_mut().0,
+                    i64::to_le_bytes,
+                );
             }
             (Scheme::Kvb1, Tokens::I32(tokens)) => {
-                encode(split_front(tokens, take), out, i32::to_le_bytes);
+                encode(
+                    split_front(tokens, take),
+                    out.as_chunks_mut().0,
+                    i32::to_le_bytes,
+                );
             }
             (Scheme::Kvb1, Tokens::I64(tokens)) => {
                 // `prepare` has refused what this would cut.
-                encode(split_front(tokens, take), out, |token| {
+                encode(split_front(tokens, take), out.as_chunks_mut().0, |token| {
                     (token as i32).to_le_bytes()
                 });
             }
         }
-        self.filled += take;
-        self.filled == self.window()
+        // Below the window, which has a 32-bit number.
+        self.filled += take as u32;
+        self.filled as usize == self.window()
+    }
+
+    /// Makes the text at least so long. A block of usual size is made whole at once; a huge one grows with its tokens.
+    fn grow(&mut self, end: usize) {
+        let whole = self.text_end(self.window());
+        let length = whole.min(end.max(SMALL_TEXT).max(2 * self.text.len()));
+        let mut text = vec![0; length].into_boxed_slice();
+        text[..self.text.len()].copy_from_slice(&self.text);
+        self.text = text;
     }
 
     /// Where the text ends that has `tokens` tokens.
@@ -243,7 +315,41 @@ impl Chain {
             let overlap = self.text_end(self.tokens_per_block)..self.text_end(self.window());
             self.text.copy_within(overlap, hash.len());
         }
-        self.filled = self.seed.lookahead() as usize;
+        self.filled = self.seed.lookahead();
+    }
+}
+
+/// Encodes tokens behind the first `filled` of a block's text that begins with `head` bytes of its parent. False if they
+/// reach its end: the text is at most the whole block, so the others complete none.
+#[inline(always)] // as its caller
+fn encode_open<E: Copy, const WIDTH: usize>(
+    text: &mut [u8],
+    head: usize,
+    filled: usize,
+    tokens: &[E],
+    bytes: impl Fn(E) -> [u8; WIDTH],
+) -> bool {
+    let room = text
+        .get_mut(head..)
+        .and_then(|text| text.as_chunks_mut().0.get_mut(filled..));
+    match (room, tokens) {
+        // One token mostly: a loop over them would become a call.
+        (Some([first, _, ..]), [token]) => *first = bytes(*token),
+        (Some(room), _) if tokens.len() < room.len() => encode(tokens, room, bytes),
+        _ => return false,
+    }
+    true
+}
+
+/// Without the bytes of the text that mean nothing, so that equal chains read the same.
+impl fmt::Debug for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = self.text.get(..self.text_end(self.filled as usize));
+        f.debug_struct("Chain")
+            .field("seed", &self.seed)
+            .field("hashes", &self.hashes)
+            .field("open", &open)
+            .finish_non_exhaustive()
     }
 }
 
@@ -327,7 +433,7 @@ mod tests {
                 let blocks = chain.block_count();
                 assert!(chain.hashes.capacity() <= 36 * blocks + 64, "{blocks}");
             }
-            assert!(chain.text.capacity() <= scheme.hash_len() + 16 * scheme.token_bytes());
+            assert!(chain.text.len() <= scheme.hash_len() + 16 * scheme.token_bytes());
             let memory = |chain: &Chain| (chain.hashes.as_ptr(), chain.text.as_ptr());
             let before = memory(&chain);
             chain.reset(seed);
@@ -358,13 +464,15 @@ mod tests {
     #[test]
     fn huge_blocks_take_no_memory_before_their_tokens() {
         let scope = Scope {
-            lookahead: u32::MAX,
+            lookahead: u32::MAX / 2,
             ..Scope::default()
         };
         let seed = seed(Scheme::Kvb1, &scope).unwrap();
-        let mut chain = Chain::new(Scheme::Kvb1, u32::MAX, u32::MAX, seed).unwrap();
+        let error = Chain::new(Scheme::Kvb1, u32::MAX / 2 + 2, u32::MAX / 2, seed).unwrap_err();
+        assert_eq!(error.kind(), crate::error::Kind::InvalidArgument);
+        let mut chain = Chain::new(Scheme::Kvb1, u32::MAX / 2 + 1, u32::MAX / 2, seed).unwrap();
         chain.extend(Tokens::I32(&[1; 1000])).unwrap();
         assert_eq!((chain.block_count(), chain.token_count()), (0, 1000));
-        assert!(chain.text.capacity() < 16_384);
+        assert!(chain.text.len() < 16_384);
     }
 }

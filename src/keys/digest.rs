@@ -55,10 +55,10 @@ impl TokenDigest {
 
     fn run<E: Copy>(&mut self, tokens: &[E], bytes: impl Fn(E) -> [u8; TOKEN_BYTES]) {
         let mut digest = self.resume();
-        let mut buffer = [0; BATCH * TOKEN_BYTES];
+        let mut buffer = [[0; TOKEN_BYTES]; BATCH];
         for batch in tokens.chunks(BATCH) {
             encode(batch, &mut buffer, &bytes);
-            digest.update(&buffer[..batch.len() * TOKEN_BYTES]);
+            digest.update(buffer[..batch.len()].as_flattened());
         }
         self.state = digest.get_state();
         self.count += tokens.len() as u64;

@@ -157,10 +157,21 @@ proptest! {
         let mut at = 0;
         for (step, narrow) in cuts {
             let end = (at + step).min(all.len());
-            chain.extend(match narrow && !wide {
+            let new = match narrow && !wide {
                 true => Tokens::I32(&tokens[at..end]),
                 false => Tokens::I64(&all[at..end]),
-            }).unwrap();
+            };
+            // Taken back and given again, as long as they complete no block.
+            let before = chain.block_count();
+            match chain.extend_open(new) {
+                true => {
+                    prop_assert_eq!(chain.block_count(), before);
+                    chain.retract_open(new.len());
+                    prop_assert_eq!(chain.token_count(), at as u64);
+                    prop_assert!(chain.extend_open(new));
+                }
+                false => chain.extend(new).unwrap(),
+            }
             at = end;
             let expected = plain(scheme, &salt, lookahead, &all[..at], size as usize);
             prop_assert_eq!(chain.hashes(), expected);

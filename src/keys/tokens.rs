@@ -42,13 +42,12 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Encodes as many tokens as `out` has room for, `WIDTH` bytes each.
+/// Encodes as many tokens as `out` has room for.
 pub(super) fn encode<E: Copy, const WIDTH: usize>(
     tokens: &[E],
-    out: &mut [u8],
+    out: &mut [[u8; WIDTH]],
     bytes: impl Fn(E) -> [u8; WIDTH],
 ) {
-    let (out, _) = out.as_chunks_mut::<WIDTH>();
     for (out, token) in out.iter_mut().zip(tokens) {
         *out = bytes(*token);
     }

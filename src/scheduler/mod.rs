@@ -101,6 +101,15 @@ pub enum FinishReason {
     Preempted,
 }
 
+/// What became of one step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Placed {
+    /// Where its request's record lies.
+    record: u32,
+    /// It was taken when it was looked at.
+    is_plain: bool,
+}
+
 /// Number of the newest life of any request. One count for the process: a worker that outlives its
 /// scheduler must not take the next one's requests for those that it has reported.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
@@ -136,8 +145,10 @@ pub struct Scheduler {
     terms: Terms,
     link: Arc<dyn LocalWorker>,
     records: Records,
-    /// For each step of the pass being built, where its request's record lies.
-    places: Vec<Option<u32>>,
+    /// For each step of the pass that is built or was last.
+    placed: Vec<Placed>,
+    /// The memory of the list of steps that are not taken at once.
+    open_steps: Vec<(Step<'static>, u32)>,
     /// Records of ended requests, kept for their memory.
     spares: Vec<Record>,
     /// Number of the pass built last.
@@ -175,7 +186,8 @@ impl Scheduler {
             recycler: Arc::new(Recycler::new(link.source())),
             link,
             records: Records::default(),
-            places: Vec::new(),
+            placed: Vec::new(),
+            open_steps: Vec::new(),
             spares: Vec::new(),
             pass: 0,
             build_calls: 0,

@@ -72,7 +72,7 @@ impl Scheduler {
         self.records.get(&id).is_some_and(|record| {
             record.stage != Stage::Running
                 && !record.is_parked()
-                && record.seed == seed
+                && record.chain.seed() == seed
                 && record.prompt_tokens == digest.count()
                 && record.prompt_digest == digest.value()
         })
@@ -87,11 +87,12 @@ impl Scheduler {
         let terms = &self.terms;
         let spare = match self.spares.pop() {
             Some(record) => record,
-            None => {
-                let chain =
-                    Chain::new(terms.scheme, terms.tokens_per_block, terms.lookahead, seed)?;
-                Record::new(chain, seed)
-            }
+            None => Record::new(Chain::new(
+                terms.scheme,
+                terms.tokens_per_block,
+                terms.lookahead,
+                seed,
+            )?),
         };
         let mut record = spare.renew(GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1, seed);
         // May refuse a token: nothing was changed before it.

@@ -4,13 +4,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::record::{Record, Stage};
-use super::{Accepted, Emitted, PassLog, Scheduler, Step};
-use crate::error::{Result, bail};
+use super::record::{Plain, Record, Stage};
+use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step};
+use crate::engine::Terms;
+use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Scheme, TokenDigest, Tokens};
 use crate::link::{GroupInfo, OPEN_PASSES};
 use crate::metadata::{Metadata, Transfers};
 use crate::plant::{self, Bug};
+use crate::recycle::recycled;
 
 impl Scheduler {
     /// Builds the metadata of the next pass. Steps about requests that are not known are skipped.
@@ -29,15 +31,29 @@ impl Scheduler {
         steps: &[Step<'_>],
         accepted: &[Accepted<'_>],
     ) -> Result<Arc<Metadata>> {
+        self.build_from(steps.iter().map(|step| Ok(*step)), accepted)
+    }
+
+    /// [`Scheduler::build_accepting`] for a caller that makes its steps as they are asked for, and so needs no list of them.
+    /// The first that is an error makes the pass fail with it. A clone has to give the same steps.
+    pub fn build_from<'a>(
+        &mut self,
+        steps: impl ExactSizeIterator<Item = Result<Step<'a>>> + Clone,
+        accepted: &[Accepted<'_>],
+    ) -> Result<Arc<Metadata>> {
         self.take_report();
         let groups = self.link.groups();
         let groups = groups.as_deref().unwrap_or_default();
         // Steps are checked against what the acceptances of the same pass say.
         let undo = self.accept(accepted, groups)?;
-        if let Err(error) = self.check_steps(steps, groups) {
-            self.take_back(undo);
-            return Err(error);
-        }
+        let count = steps.len();
+        let open = match self.take_plain_steps(steps, groups) {
+            Ok(open) => open,
+            Err(error) => {
+                self.take_back(undo);
+                return Err(error);
+            }
+        };
         self.pass += 1;
         let mut metadata = self.recycler.metadata(
             self.pass,
@@ -48,11 +64,10 @@ impl Scheduler {
         let mut log = self.spare_logs.pop().unwrap_or_default();
         log.pass = self.pass;
         log.emitted.clear();
-        for (number, step) in steps.iter().enumerate() {
-            if let Some(place) = self.places[number] {
-                self.take_step(step, place, groups, &mut metadata, &mut log)?;
-            }
+        for (step, place) in &open {
+            self.take_step(step, *place, groups, &mut metadata, &mut log)?;
         }
+        self.open_steps = recycled(open);
         self.keep_log(log);
         self.park(groups.len(), &mut metadata);
         metadata.set_ended(self.ended.drain(..));
@@ -62,7 +77,7 @@ impl Scheduler {
         tracing::debug!(
             "pass {}: {} requests, {} blocks to load, {} more for {} that wait for them, {} blocks to save",
             self.pass,
-            steps.len(),
+            count,
             metadata.loads().blocks(),
             metadata.parked().blocks(),
             metadata.parked().runs().len(),
@@ -71,17 +86,70 @@ impl Scheduler {
         Ok(Arc::new(metadata))
     }
 
-    fn check_steps(&mut self, steps: &[Step<'_>], groups: &[GroupInfo]) -> Result<()> {
+    /// Takes the steps that are [plain](Record::take_plain), and checks the others, which it answers with the places of
+    /// their records. An error leaves everything as it was.
+    fn take_plain_steps<'a>(
+        &mut self,
+        steps: impl ExactSizeIterator<Item = Result<Step<'a>>> + Clone,
+        groups: &[GroupInfo],
+    ) -> Result<Vec<(Step<'a>, u32)>> {
         self.build_calls += 1;
-        self.places.clear();
-        for step in steps {
-            let place = self.records.place(step.request_id);
-            if let Some(place) = place {
-                self.check_step(step, place, groups)?;
+        let mut open = recycled(std::mem::take(&mut self.open_steps));
+        // What is there is where the requests of the last pass were.
+        self.placed.resize(steps.len(), Placed::default());
+        let mut done = 0;
+        let taken = self.take_or_check(steps.clone(), groups, &mut open, &mut done);
+        if let Err(error) = taken {
+            self.take_plain_back(steps.take(done));
+            self.open_steps = recycled(open);
+            return Err(error);
+        }
+        Ok(open)
+    }
+
+    /// Adds to `open` what is not plain, and leaves in `done` how many steps went well.
+    fn take_or_check<'a>(
+        &mut self,
+        steps: impl Iterator<Item = Result<Step<'a>>>,
+        groups: &[GroupInfo],
+        open: &mut Vec<(Step<'a>, u32)>,
+        done: &mut usize,
+    ) -> Result<()> {
+        let (terms, call) = (&self.terms, self.build_calls);
+        let plain = Plain::new(terms);
+        for (step, placed) in steps.zip(&mut self.placed) {
+            let step = step?;
+            let Some(visit) = self.records.visit(step.request_id, placed.record) else {
+                placed.is_plain = false;
+                *done += 1;
+                continue;
+            };
+            if std::mem::replace(visit.seen_in, call) == call {
+                return Err(listed_twice(step.request_id));
             }
-            self.places.push(place);
+            placed.record = visit.place;
+            placed.is_plain = visit.record.take_plain(&step, plain);
+            if !placed.is_plain {
+                // A copy made here: of the step itself every other one would lie in memory, too.
+                let step = Step { ..step };
+                check_open(terms, step, visit.place, visit.record, groups, open)?;
+            }
+            *done += 1;
         }
         Ok(())
+    }
+
+    /// As if these steps, of which the plain ones were taken, had not come.
+    fn take_plain_back<'a>(&mut self, steps: impl Iterator<Item = Result<Step<'a>>>) {
+        let plain = Plain::new(&self.terms);
+        for (step, placed) in steps.zip(&self.placed) {
+            if placed.is_plain
+                && let Ok(step) = step
+                && let Some(record) = self.records.at(placed.record)
+            {
+                record.take_plain_back(step.new_tokens.len(), plain);
+            }
+        }
     }
 
     fn keep_log(&mut self, log: PassLog) {
@@ -118,98 +186,7 @@ impl Scheduler {
         }
     }
 
-    /// Holds a step against what is known; changes nothing but the mark of having been here.
-    fn check_step(&mut self, step: &Step<'_>, place: u32, groups: &[GroupInfo]) -> Result<()> {
-        let size = self.block_tokens();
-        let (id, position) = (step.request_id, step.computed_position);
-        let Some(record) = self.records.at(place) else {
-            return Ok(());
-        };
-        if record.seen_in == self.build_calls {
-            bail!(InvalidArgument, "request {id} has two steps in one pass");
-        }
-        record.seen_in = self.build_calls;
-        let known = if record.stage == Stage::Running {
-            check_tokens(self.terms.scheme, id, step.new_tokens)?;
-            if !step.new_tokens.is_empty() && position < record.prompt_tokens {
-                bail!(
-                    Contradiction,
-                    "request {id}: {} new tokens at computed_position = {position}, before the prompt of {} tokens is computed; a report counts once build answered, also when its pass never ran",
-                    step.new_tokens.len(),
-                    record.prompt_tokens
-                );
-            }
-            record.tokens + step.new_tokens.len() as u64
-        } else {
-            check_first_report(record, id, step.new_tokens)?;
-            record.tokens
-        };
-        if position > known {
-            bail!(
-                Contradiction,
-                "request {id}: computed_position = {position}, but only {known} tokens were reported"
-            );
-        }
-        if known / size > u64::from(u32::MAX) {
-            bail!(
-                OutOfRange,
-                "request {id}: {known} tokens have more than 2^32 blocks"
-            );
-        }
-        if record.load.is_some() && groups.is_empty() {
-            bail!(
-                BadState,
-                "request {id}: its pages are to be loaded, but no layout is registered; reset it"
-            );
-        }
-        let restored = match &record.load {
-            None => 0,
-            Some(load) if load.is_async => {
-                if !load.counts && !plant::is(Bug::ParkedRuns) {
-                    bail!(
-                        Contradiction,
-                        "request {id}: its asynchronous load was not reported yet; until then it waits outside the batch"
-                    );
-                }
-                0
-            }
-            Some(load) => {
-                let Range { start, end } = load.tokens(size);
-                if position == start {
-                    end - start
-                } else if position < end {
-                    bail!(
-                        Contradiction,
-                        "request {id}: computed_position = {position}, but tokens {start} … {end} are loaded from the pool: before the load it is {start}"
-                    );
-                } else if !load.counts {
-                    bail!(
-                        Contradiction,
-                        "request {id}: computed_position = {position} counts the tokens {start} … {end}, whose load was never started"
-                    );
-                } else {
-                    0
-                }
-            }
-        };
-        if position
-            .checked_add(restored)
-            .and_then(|sum| sum.checked_add(step.scheduled_tokens))
-            .is_none()
-        {
-            bail!(
-                OutOfRange,
-                "request {id}: scheduled_tokens = {} overflows",
-                step.scheduled_tokens
-            );
-        }
-        if record.sits_out || groups.is_empty() {
-            return Ok(());
-        }
-        record.check_pages(id, step.pages, groups)
-    }
-
-    /// Applies a step that [`Scheduler::check_step`] accepted.
+    /// Applies a step that [`check_step`] accepted.
     fn take_step(
         &mut self,
         step: &Step<'_>,
@@ -218,15 +195,14 @@ impl Scheduler {
         metadata: &mut Metadata,
         log: &mut PassLog,
     ) -> Result<()> {
-        let size = self.block_tokens();
+        let (size, hashes) = (self.block_tokens(), Plain::new(&self.terms).hashes);
         let pass = self.pass;
         let Some(record) = self.records.at(place) else {
             return Ok(());
         };
         if record.stage == Stage::Running {
             record.tokens += step.new_tokens.len() as u64;
-            // With a lookahead only prompt tokens count: what is generated is never hashed.
-            if self.terms.lookahead == 0 {
+            if hashes {
                 record.chain.extend(step.new_tokens)?;
             }
         }
@@ -301,6 +277,111 @@ impl Scheduler {
         }
         Ok(())
     }
+}
+
+#[cold]
+fn listed_twice(id: u64) -> Error {
+    let message = format!("request {id} has two steps in one pass");
+    Error::new(Kind::InvalidArgument, message)
+}
+
+/// Checks a step that is not plain and adds it to `open`.
+#[inline(never)]
+fn check_open<'a>(
+    terms: &Terms,
+    step: Step<'a>,
+    place: u32,
+    record: &Record,
+    groups: &[GroupInfo],
+    open: &mut Vec<(Step<'a>, u32)>,
+) -> Result<()> {
+    check_step(terms, &step, record, groups)?;
+    open.push((step, place));
+    Ok(())
+}
+
+/// Holds a step against what is known; changes nothing.
+fn check_step(terms: &Terms, step: &Step<'_>, record: &Record, groups: &[GroupInfo]) -> Result<()> {
+    let size = u64::from(terms.tokens_per_block);
+    let (id, position) = (step.request_id, step.computed_position);
+    let known = if record.stage == Stage::Running {
+        check_tokens(terms.scheme, id, step.new_tokens)?;
+        if !step.new_tokens.is_empty() && position < record.prompt_tokens {
+            bail!(
+                Contradiction,
+                "request {id}: {} new tokens at computed_position = {position}, before the prompt of {} tokens is computed; a report counts once build answered, also when its pass never ran",
+                step.new_tokens.len(),
+                record.prompt_tokens
+            );
+        }
+        record.tokens + step.new_tokens.len() as u64
+    } else {
+        check_first_report(record, id, step.new_tokens)?;
+        record.tokens
+    };
+    if position > known {
+        bail!(
+            Contradiction,
+            "request {id}: computed_position = {position}, but only {known} tokens were reported"
+        );
+    }
+    if known / size > u64::from(u32::MAX) {
+        bail!(
+            OutOfRange,
+            "request {id}: {known} tokens have more than 2^32 blocks"
+        );
+    }
+    if record.load.is_some() && groups.is_empty() {
+        bail!(
+            BadState,
+            "request {id}: its pages are to be loaded, but no layout is registered; reset it"
+        );
+    }
+    let restored = match &record.load {
+        None => 0,
+        Some(load) if load.is_async => {
+            if !load.counts && !plant::is(Bug::ParkedRuns) {
+                bail!(
+                    Contradiction,
+                    "request {id}: its asynchronous load was not reported yet; until then it waits outside the batch"
+                );
+            }
+            0
+        }
+        Some(load) => {
+            let Range { start, end } = load.tokens(size);
+            if position == start {
+                end - start
+            } else if position < end {
+                bail!(
+                    Contradiction,
+                    "request {id}: computed_position = {position}, but tokens {start} … {end} are loaded from the pool: before the load it is {start}"
+                );
+            } else if !load.counts {
+                bail!(
+                    Contradiction,
+                    "request {id}: computed_position = {position} counts the tokens {start} … {end}, whose load was never started"
+                );
+            } else {
+                0
+            }
+        }
+    };
+    if position
+        .checked_add(restored)
+        .and_then(|sum| sum.checked_add(step.scheduled_tokens))
+        .is_none()
+    {
+        bail!(
+            OutOfRange,
+            "request {id}: scheduled_tokens = {} overflows",
+            step.scheduled_tokens
+        );
+    }
+    if record.sits_out || groups.is_empty() {
+        return Ok(());
+    }
+    record.check_pages(id, step.pages, groups)
 }
 
 /// Everything between the watermark and the frontier, and the blocks whose put failed.

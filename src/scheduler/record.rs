@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::GroupPages;
+use super::{GroupPages, Step};
+use crate::engine::Terms;
 use crate::error::{Result, bail};
 use crate::keys::{Chain, Seed};
 use crate::link::GroupInfo;
@@ -63,59 +64,78 @@ pub(super) struct Retry {
     pub emitted_in: Option<u64>,
 }
 
+/// What decides whether a step is plain, the same for all steps of a pass.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain {
+    pub block_tokens: u64,
+    /// Beyond that, blocks have no 32-bit number.
+    pub most_tokens: u64,
+    /// With a lookahead only prompt tokens count: what is generated is never hashed.
+    pub hashes: bool,
+}
+
+impl Plain {
+    pub fn new(terms: &Terms) -> Self {
+        let block_tokens = u64::from(terms.tokens_per_block);
+        Self {
+            block_tokens,
+            most_tokens: u64::from(u32::MAX) * block_tokens,
+            hashes: terms.lookahead == 0,
+        }
+    }
+}
+
+/// The first cache line has what a step of a decoding request needs, the beginning of the chain among it. There is an odd
+/// number of lines, so that the first ones of many records spread over all sets of a cache.
 #[derive(Debug, Clone)]
+#[repr(C, align(64))]
 pub(super) struct Record {
-    pub generation: u64,
-    pub seed: Seed,
-    pub chain: Chain,
-    /// Digest and number of the prompt's tokens.
-    pub prompt_digest: u64,
-    pub prompt_tokens: u64,
     /// Tokens reported so far; the prompt counts from the match on.
     pub tokens: u64,
-    pub stage: Stage,
-    pub offered: Offered,
+    pub prompt_tokens: u64,
+    /// Blocks below it were queued for saving, or need not be.
+    pub confirmed: u32,
     pub load: Option<Load>,
+    pub stage: Stage,
+    /// Pages that count as computed were lost: nothing behind them may be published.
+    pub spoilt: bool,
+    /// Its pages were reported while no layout was registered: it takes no part in this life.
+    pub sits_out: bool,
+    pub chain: Chain,
+    pub generation: u64,
+    /// Digest of the prompt's tokens.
+    pub prompt_digest: u64,
+    pub offered: Offered,
     /// The reservation that holds the offer.
     pub reservation: Option<u64>,
     /// Blocks that came from the pool; they are not written back.
     pub loaded: Range<u32>,
     /// Page per block, one list per layer group.
     pub pages: Vec<Vec<i32>>,
-    /// Blocks below it were queued for saving, or need not be.
-    pub confirmed: u32,
     pub retries: Vec<Retry>,
     /// A save was emitted: pages may be in flight on some rank until it is reported.
     pub ever_saved: bool,
-    /// Pages that count as computed were lost: nothing behind them may be published.
-    pub spoilt: bool,
-    /// Its pages were reported while no layout was registered: it takes no part in this life.
-    pub sits_out: bool,
-    /// The call of `build` that saw it last.
-    pub seen_in: u64,
 }
 
 impl Record {
-    pub fn new(chain: Chain, seed: Seed) -> Self {
+    pub fn new(chain: Chain) -> Self {
         Self {
-            generation: 0,
-            seed,
-            chain,
-            prompt_digest: 0,
-            prompt_tokens: 0,
             tokens: 0,
-            stage: Stage::Matched,
-            offered: Offered::default(),
+            prompt_tokens: 0,
+            confirmed: 0,
             load: None,
+            stage: Stage::Matched,
+            spoilt: false,
+            sits_out: false,
+            chain,
+            generation: 0,
+            prompt_digest: 0,
+            offered: Offered::default(),
             reservation: None,
             loaded: 0..0,
             pages: Vec::new(),
-            confirmed: 0,
             retries: Vec::new(),
             ever_saved: false,
-            spoilt: false,
-            sits_out: false,
-            seen_in: 0,
         }
     }
 
@@ -128,7 +148,41 @@ impl Record {
             generation,
             pages: self.pages,
             retries: self.retries,
-            ..Self::new(self.chain, seed)
+            ..Self::new(self.chain)
+        }
+    }
+
+    /// Takes a step that has nothing to check against the offer, enters no pages and completes no block, as most steps of
+    /// decoding requests are. False: it is another one, perhaps a wrong one, and nothing changed.
+    #[inline(always)] // into the loop over the steps
+    pub fn take_plain(&mut self, step: &Step<'_>, plain: Plain) -> bool {
+        let count = step.new_tokens.len() as u64;
+        let known = self.tokens + count;
+        let position = step.computed_position;
+        let Some(computed) = position.checked_add(step.scheduled_tokens) else {
+            return false;
+        };
+        let is_plain = self.stage == Stage::Running
+            && self.load.is_none()
+            && !self.sits_out
+            && step.pages.is_empty()
+            && position <= known
+            && known <= plain.most_tokens
+            && (count == 0 || position >= self.prompt_tokens)
+            && computed < (u64::from(self.confirmed) + 1) * plain.block_tokens
+            && !plant::is(Bug::PagesCount);
+        if !is_plain || (plain.hashes && !self.chain.extend_open(step.new_tokens)) {
+            return false;
+        }
+        self.tokens = known;
+        true
+    }
+
+    /// Takes back [`take_plain`](Self::take_plain) of a step with so many new tokens.
+    pub fn take_plain_back(&mut self, count: usize, plain: Plain) {
+        self.tokens -= count as u64;
+        if plain.hashes {
+            self.chain.retract_open(count);
         }
     }
 
@@ -280,4 +334,15 @@ impl Record {
 /// Where the group with this id stands among the layout's groups.
 pub(super) fn position(groups: &[GroupInfo], id: u32) -> Option<usize> {
     groups.iter().position(|group| group.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decoding_request_needs_the_first_cache_line() {
+        assert_eq!(std::mem::offset_of!(Record, chain), 40);
+        assert_eq!(size_of::<Record>() / 64 % 2, 1, "{}", size_of::<Record>());
+    }
 }

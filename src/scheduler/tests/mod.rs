@@ -181,12 +181,7 @@ impl Bench {
             .scheduler
             .records
             .iter()
-            .map(|(id, record)| {
-                let text = format!("{id} {record:?}");
-                // The mark that a failed build leaves means nothing to the next one.
-                let mark = format!("seen_in: {}", record.seen_in);
-                text.replace(&mark, "")
-            })
+            .map(|(id, record)| format!("{id} {record:?}"))
             .collect();
         records.sort();
         let mut failed: Vec<String> = self

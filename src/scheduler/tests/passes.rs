@@ -1,6 +1,7 @@
 //! What travels with a pass.
 
 use super::*;
+use crate::keys::{Scheme, hash_blocks};
 
 #[test]
 fn b4_the_frontier_is_what_the_pass_leaves_computed() {
@@ -29,6 +30,42 @@ fn b4_the_frontier_is_what_the_pass_leaves_computed() {
     bench.refuses(Kind::OutOfRange, |scheduler| {
         scheduler.build(&[step(1, &[], 22, u64::MAX)])
     });
+}
+
+#[test]
+fn a_pass_that_is_refused_late_takes_no_token() {
+    let mut bench = bench();
+    let prompt = tokens(5);
+    for id in 1..=3 {
+        bench.admit(id, &prompt, 0);
+    }
+    let admitted = [1, 2, 3].map(|id| step(id, &prompt, 0, 5));
+    let first = bench.build(&admitted);
+    bench.submitted(&first);
+    bench.build(&[]);
+    // Each time the requests before the wrong one were taken already.
+    for (wrong, kind) in [
+        (step(1, &[9], 5, 1), Kind::InvalidArgument),
+        (step(3, &[9], 9, 1), Kind::Contradiction),
+        (step(3, &[9], 5, u64::MAX), Kind::OutOfRange),
+    ] {
+        bench.refuses(kind, |scheduler| {
+            scheduler.build(&[step(1, &[9], 5, 1), step(2, &[9, 9], 5, 2), wrong])
+        });
+    }
+    // In another order than before, and with a stranger.
+    let steps = [(3, 8), (77, 1), (1, 6), (2, 7)].map(|(id, token)| (id, [token]));
+    bench.build(&steps.each_ref().map(|(id, new)| step(*id, new, 5, 1)));
+    let last = bench.build(&[step(1, &[4, 4], 6, 2), step(2, &[4, 4], 6, 2)]);
+    assert_eq!(saves(&last), [1, 1]);
+    let hashes: Vec<&[u8]> = last.views(last.saves()).map(|view| view.hashes).collect();
+    for (hash, generated) in hashes.iter().zip([6, 7]) {
+        let mut all = prompt.clone();
+        all.extend([generated, 4, 4]);
+        let scope = Scope::default();
+        let named = hash_blocks(Scheme::Kvb1, &scope, Tokens::I32(&all), T as u32).unwrap();
+        assert_eq!(*hash, &named[32..]);
+    }
 }
 
 #[test]

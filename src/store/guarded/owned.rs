@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::call::Call;
-use crate::device::memory::{Source, Target, recycle_sources, recycle_targets};
+use crate::device::memory::{Source, Target};
 use crate::keys::Keys;
 use crate::layout::Range;
+use crate::recycle::recycled;
 use crate::store::{
     GetOutcome, Health, Pieces, Place, Presence, PutOptions, PutOutcome, RemoveOutcome, Store,
     answer_all, code,
@@ -108,11 +109,11 @@ impl<B: Buffers> Call for Get<B> {
     }
 
     fn run(&mut self, store: &dyn Store) {
-        let mut targets = recycle_targets(std::mem::take(&mut self.list));
+        let mut targets = recycled(std::mem::take(&mut self.list));
         self.buffers.targets(&mut targets);
         let pieces = Pieces::one_each(&mut targets);
         store.get(&self.keys, pieces, &mut self.outcomes);
-        self.list = recycle_targets(targets);
+        self.list = recycled(targets);
     }
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
@@ -180,7 +181,7 @@ impl<B: Buffers> Call for Put<B> {
     }
 
     fn run(&mut self, store: &dyn Store) {
-        let mut sources = recycle_sources(std::mem::take(&mut self.list));
+        let mut sources = recycled(std::mem::take(&mut self.list));
         self.buffers.sources(&mut sources);
         let options = PutOptions {
             soft_pin_ttl: self.soft_pin_ttl,
@@ -189,7 +190,7 @@ impl<B: Buffers> Call for Put<B> {
         };
         let pieces = Pieces::one_each(&mut sources);
         store.put(&self.keys, pieces, &options, &mut self.outcomes);
-        self.list = recycle_sources(sources);
+        self.list = recycled(sources);
     }
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {

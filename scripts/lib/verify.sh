@@ -40,7 +40,7 @@ compiles() {
 check_headers() {
   local row language standard header line
   for row in c:c11:kvbridge.h c++:c++17:kvbridge.h c++:c++17:kvbridge.hpp \
-    c++:c++17:kvbridge_mooncake.hpp; do
+    c++:c++17:kvbridge_kvcache.hpp c++:c++17:kvbridge_mooncake.hpp; do
     IFS=: read -r language standard header <<<"$row"
     line="#include \"kvbridge/$header\"\n"
     must "$header, $standard, alone" compiles "$1" "$language" "$standard" "$line"

@@ -75,14 +75,20 @@ struct Gpu {
 
 /* One server of a single rank on it. */
 struct Server {
-  Server(const std::string& text, CUdeviceptr pool, int32_t ordinal = -1, bool fences = false)
+  /* With several regions a page is as many pieces, side by side. */
+  Server(const std::string& text, CUdeviceptr pool, int32_t ordinal = -1, bool fences = false,
+         size_t regions = 1)
       : config(kvb::Config::from_json(text)), engine(describe(ordinal, fences)) {
     auto layout = kvb::Layout::with_mapping();
-    kvb_region region{};
-    region.base = pool;
-    region.size = region.stride = kPage;
-    region.slot_count = kSlots;
-    layout.add_group(0, 0, "float16", "", {0}).add_region(0, region);
+    layout.add_group(0, 0, "float16", "", {0});
+    for (size_t i = 0; i < regions; ++i) {
+      kvb_region region{};
+      region.size = kPage / regions;
+      region.base = pool + i * region.size;
+      region.stride = kPage;
+      region.slot_count = kSlots;
+      layout.add_region(0, region);
+    }
     worker = kvb::Worker::open(config, engine);
     scheduler = kvb::Scheduler::beside(worker, config, engine);
     worker.register_layout(layout);

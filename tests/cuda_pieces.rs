@@ -200,7 +200,11 @@ fn every_byte_travels_by_every_way() {
             machine.device.take_only(Some(way));
             // The kernel is what is ours of all this.
             let is_first = driver::has("cuMemcpyBatchAsync_v2") && driver::has("cuLaunchKernel");
-            let step = if way == Way::Kernel && is_first { 1 } else { 17 };
+            let step = if way == Way::Kernel && is_first {
+                1
+            } else {
+                17
+            };
             let counts = (1..=128).step_by(step).chain([169, 170, 171, 340, 400]);
             for (seed, count) in counts.enumerate() {
                 travels(&mut machine, &scattered(count, seed), seed as u32);

@@ -3,6 +3,7 @@
 #ifdef REAL
 #define __CUDA_API_VERSION_INTERNAL /* each function under the name that it has in the library */
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 static_assert(CUDA_ERROR_INVALID_VALUE == 1 && CUDA_ERROR_OUT_OF_MEMORY == 2 &&
               CUDA_ERROR_NOT_INITIALIZED == 3 && CUDA_ERROR_NO_DEVICE == 100 &&
               CUDA_ERROR_INVALID_CONTEXT == 201 && CUDA_ERROR_INVALID_HANDLE == 400 &&
@@ -15,6 +16,7 @@ static_assert(CU_POINTER_ATTRIBUTE_MEMORY_TYPE == 2 && CU_POINTER_ATTRIBUTE_DEVI
               CU_MEMORYTYPE_HOST == 1 && CU_MEMORYTYPE_DEVICE == 2);
 static_assert(CUDA_ERROR_INVALID_DEVICE == 101 && CUDA_ERROR_INVALID_IMAGE == 200 &&
               CUDA_ERROR_NOT_FOUND == 500 && CUDA_ERROR_ILLEGAL_ADDRESS == 700);
+static_assert(cudaStreamNonBlocking == 1 && cudaEventDisableTiming == 2 && cudaMemcpyDefault == 4);
 static_assert(CU_MEMHOSTREGISTER_DEVICEMAP == 2 && CU_MEMORYTYPE_UNIFIED == 4);
 static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1 && CU_MEMCPY_SRC_ACCESS_ORDER_ANY == 3);
 /* Fields of a copy in rows. */
@@ -27,7 +29,7 @@ static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1 && CU_MEMCPY_SRC_ACCESS_ORD
 #define WIDTH WidthInBytes
 #define HEIGHT Height
 #else
-#include "stand_in.h"
+#include "runtime.h"
 #define SOURCE source
 #define SOURCE_KIND source_kind
 #define SOURCE_PITCH source_pitch
@@ -98,12 +100,31 @@ int main() {
   PRINT(cuMemsetD8Async);
   PRINT(cuMemcpy2DAsync_v2);
   PRINT(cuMemcpyBatchAsync);
+#if !defined(REAL) || CUDA_VERSION >= 13000
   PRINT(cuMemcpyBatchAsync_v2);
+#endif
   PRINT(cuLaunchHostFunc);
   PRINT(cuModuleLoadData);
   PRINT(cuModuleUnload);
   PRINT(cuModuleGetFunction);
   PRINT(cuLaunchKernel);
+  PRINT(cudaGetDeviceCount);
+  PRINT(cudaSetDevice);
+  PRINT(cudaGetDevice);
+  PRINT(cudaDeviceSynchronize);
+  PRINT(cudaStreamCreateWithFlags);
+  PRINT(cudaStreamDestroy);
+  PRINT(cudaStreamSynchronize);
+  PRINT(cudaEventCreateWithFlags);
+  PRINT(cudaEventDestroy);
+  PRINT(cudaEventRecord);
+  PRINT(cudaEventSynchronize);
+  PRINT(cudaMalloc);
+  PRINT(cudaFree);
+  PRINT(cudaHostRegister);
+  PRINT(cudaHostUnregister);
+  PRINT(cudaMemcpyAsync);
+  PRINT(cudaMemsetAsync);
   std::printf("attributes of a batch: %zu bytes\n", sizeof(CUmemcpyAttributes));
   CUDA_MEMCPY2D rows{};
   rows.SOURCE = 1;

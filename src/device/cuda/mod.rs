@@ -123,7 +123,17 @@ impl CudaDevice {
         self.only = way;
     }
 
-    /// The way of a batch.
+    /// The way that a batch would take.
+    pub fn way_of(&self, transfers: &[Transfer]) -> Way {
+        match self.choose(transfers) {
+            Chosen::Kernel(..) => Way::Kernel,
+            Chosen::Batch => Way::Batch,
+            Chosen::Rows => Way::Rows,
+            Chosen::Single => Way::Single,
+        }
+    }
+
+    /// The way of a batch, with what it needs.
     fn choose(&self, transfers: &[Transfer]) -> Chosen<'_> {
         let may = |way| self.only.is_none_or(|only| only == way) && self.has_way(way);
         if let Some(kernel) = &self.kernel

@@ -24,24 +24,24 @@ __device__ void copy_words(char* to, const char* from, unsigned long long size,
     to[i] = from[i];
 }
 
-extern "C" __global__ void kvb_copy_pieces(const Pieces pieces) {
-  if (blockIdx.x >= pieces.count) return;
-  unsigned long long to = pieces.list[blockIdx.x].to;
-  unsigned long long from = pieces.list[blockIdx.x].from;
-  unsigned long long size = pieces.list[blockIdx.x].size;
+__device__ void copy_piece(const Piece piece) {
   unsigned long long thread = blockIdx.y * blockDim.x + threadIdx.x;
   unsigned long long threads = gridDim.y * blockDim.x;
-  /* Bytes up to where the target is aligned; the source is then too, or never. */
-  unsigned long long head = (16 - to % 16) % 16;
-  if (head > size) head = size;
-  char* out = reinterpret_cast<char*>(to);
-  const char* in = reinterpret_cast<const char*>(from);
-  if (to % 16 == from % 16) {
-    if (thread < head) out[thread] = in[thread];
-    copy_words<uint4>(out + head, in + head, size - head, thread, threads);
-  } else if (to % 4 == 0 && from % 4 == 0) {
-    copy_words<unsigned>(out, in, size, thread, threads);
+  char* to = reinterpret_cast<char*>(piece.to);
+  const char* from = reinterpret_cast<const char*>(piece.from);
+  if (piece.to % 16 == piece.from % 16) {
+    /* Bytes up to where both are aligned. A block has more threads than these. */
+    unsigned long long head = (16 - piece.to % 16) % 16;
+    if (head > piece.size) head = piece.size;
+    if (thread < head) to[thread] = from[thread];
+    copy_words<uint4>(to + head, from + head, piece.size - head, thread, threads);
+  } else if (piece.to % 4 == 0 && piece.from % 4 == 0) {
+    copy_words<unsigned>(to, from, piece.size, thread, threads);
   } else {
-    copy_words<char>(out, in, size, thread, threads);
+    copy_words<char>(to, from, piece.size, thread, threads);
   }
+}
+
+extern "C" __global__ void kvb_copy_pieces(const Pieces pieces) {
+  if (blockIdx.x < pieces.count) copy_piece(pieces.list[blockIdx.x]);
 }

@@ -8,10 +8,10 @@ using namespace testing_cuda;
 
 /* What becomes of one life of a server: registration, a save, a load, the end. Nothing of it may
  * throw anything but statuses, and whatever was loaded is right. */
-void live(Gpu& gpu, const std::string& text) {
+void live(Gpu& gpu, const std::string& text, size_t regions) {
   const auto one = slots(4), two = slots(4, 20);
   try {
-    Server server(text, gpu.pool);
+    Server server(text, gpu.pool, -1, false, regions);
     auto pass = [&](uint64_t id, const Pages& pages) {
       auto restored = server.admit(id, kPrompt, pages);
       server.worker.bind(server.build(id, kPrompt, restored));
@@ -50,28 +50,49 @@ void live(Gpu& gpu, const std::string& text) {
 
 /* The library's own calls alone: what the engine calls itself does not fail. */
 const char* const kFunctions[] = {
-    "cuCtxGetCurrent",       "cuCtxSetCurrent",     "cuCtxGetDevice",     "cuPointerGetAttribute",
-    "cuMemHostRegister_v2",  "cuMemHostUnregister", "cuStreamWaitEvent",  "cuEventSynchronize",
-    "cuMemcpyBatchAsync_v2", "cuStreamSynchronize", "cuEventRecord",      "cuEventCreate",
-    "cuEventDestroy_v2",     "cuStreamCreate",      "cuStreamDestroy_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxGetDevice",
+    "cuPointerGetAttribute",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuStreamWaitEvent",
+    "cuEventSynchronize",
+    "cuMemcpyBatchAsync_v2",
+    "cuStreamSynchronize",
+    "cuEventRecord",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuModuleUnload",
+    "cuMemHostGetDevicePointer_v2",
+    "cuLaunchKernel",
 };
 
-TEST(CudaFaults, EveryCallMayFailInAWholePass) {
+/* By how many regions a page has, so that its pieces travel by copies, or by the kernel. */
+class CudaFaults : public testing::TestWithParam<size_t> {};
+
+TEST_P(CudaFaults, EveryCallMayFailInAWholePass) {
   long kept = 0, failures = 0;
   for (const char* function : kFunctions) {
     for (long nth = 1;; ++nth) {
       Gpu gpu;
-      auto name = std::string("cuda-faults-") + function + "-" + std::to_string(nth);
+      auto name = std::string("cuda-faults-") + function + "-" + std::to_string(nth) + "-" +
+                  std::to_string(GetParam());
       SCOPED_TRACE(name);
       stand_in_reset();
       stand_in_fail(function, nth, 999);
-      live(gpu, json(name));
+      live(gpu, json(name), GetParam());
       auto has_failed = *stand_in_failed() != 0;
       stand_in_reset();
       /* What could not be given back is kept, and only that. */
       auto more = stand_in_alive() - gpu.before - 2;
       auto gives_back = std::string(function).find("Destroy") != std::string::npos ||
-                        std::string(function) == "cuMemHostUnregister";
+                        std::string(function) == "cuMemHostUnregister" ||
+                        std::string(function) == "cuModuleUnload";
       EXPECT_EQ(more, has_failed && gives_back ? 1 : 0);
       gpu.before += more;
       kept += more;
@@ -82,5 +103,7 @@ TEST(CudaFaults, EveryCallMayFailInAWholePass) {
   EXPECT_GT(failures, 30);
   EXPECT_GT(kept, 2);
 }
+
+INSTANTIATE_TEST_SUITE_P(Regions, CudaFaults, testing::Values(1, 8));
 
 }  // namespace

@@ -3,14 +3,9 @@
 #ifndef KVBRIDGE_CPP_TESTS_CUDA_RIG_H
 #define KVBRIDGE_CPP_TESTS_CUDA_RIG_H
 
-#include "cuda/stand_in.h"
-#include "rig.h"
+#include "cuda_server.h"
 
 namespace testing_cuda {
-
-using namespace testing_rig;
-
-inline void ok(CUresult result) { ASSERT_EQ(result, 0); }
 
 /* What a test's engine calls itself is not made to fail. */
 struct Exempt {
@@ -72,71 +67,6 @@ struct Gpu {
   CUstream stream = nullptr;
   CUdeviceptr pool = 0;
 };
-
-/* One server of a single rank on it. */
-struct Server {
-  Server(const std::string& text, CUdeviceptr pool, int32_t ordinal = -1, bool fences = false)
-      : config(kvb::Config::from_json(text)), engine(describe(ordinal, fences)) {
-    auto layout = kvb::Layout::with_mapping();
-    kvb_region region{};
-    region.base = pool;
-    region.size = region.stride = kPage;
-    region.slot_count = kSlots;
-    layout.add_group(0, 0, "float16", "", {0}).add_region(0, region);
-    worker = kvb::Worker::open(config, engine);
-    scheduler = kvb::Scheduler::beside(worker, config, engine);
-    worker.register_layout(layout);
-  }
-  static kvb_engine describe(int32_t ordinal, bool fences) {
-    auto engine = kvb::engine(T);
-    engine.device_kind = KVB_DEVICE_CUDA;
-    engine.device_ordinal = ordinal;
-    engine.supplies_fences = fences ? 1 : 0;
-    return engine;
-  }
-
-  /* Matches and allocates; answers how many tokens are restored. */
-  uint64_t admit(uint64_t id, const Tokens& prompt, const Pages& pages) {
-    auto offered = scheduler.match(kvb::request(id, kvb::tokens(prompt)), 0).tokens;
-    scheduler.allocated(id, offered, {kvb::group_pages(0, 0, pages.data(), pages.size())});
-    return offered;
-  }
-  kvb::Metadata build(uint64_t id, const Tokens& prompt, uint64_t restored) {
-    kvb_step step{};
-    step.request_id = id;
-    step.new_tokens = kvb::tokens(prompt);
-    step.scheduled_tokens = prompt.size() - restored;
-    return scheduler.build({step});
-  }
-  void finish(uint64_t id) {
-    if (!scheduler.finished(id, KVB_FINISH_ENDED)) return;
-    auto saved = worker.get_finished({id}).saved;
-    while (saved.empty()) {
-      std::this_thread::yield();
-      saved = worker.get_finished({}).saved;
-    }
-  }
-  void settle() {
-    while (worker.stats().saves_in_flight > 0) std::this_thread::yield();
-  }
-  size_t stored(const Tokens& tokens) {
-    return worker.lookup(
-        kvb::hash_blocks(KVB_SCHEME_KVB1, kvb::request(0, kvb::tokens(tokens)), T));
-  }
-
-  kvb::Config config;
-  kvb_engine engine;
-  kvb::Worker worker;
-  kvb::Scheduler scheduler;
-};
-
-inline std::vector<uint64_t> failed(Server& server) {
-  auto ids = server.worker.take_failed_loads();
-  return {ids.begin(), ids.end()};
-}
-
-/* Three whole blocks and a token that is computed in any case. */
-inline const Tokens kPrompt = counted(3 * T + 1);
 
 /* Computes the prompt on pages 0 … 3 with values from `first` on, and ends the request. */
 inline void serve(Server& server, Gpu& gpu, uint64_t id, int first) {

@@ -44,6 +44,38 @@ TEST(Cuda, PagesAreSavedBehindThePassAndLoadedBeforeTheNext) {
   }
 }
 
+TEST(Cuda, PagesOfManyPiecesTravelByTheKernel) {
+  Gpu gpu;
+  {
+    Server server(json("cuda-pieces"), gpu.pool, 0, false, 8);
+    serve(server, gpu, 1, 10);
+    EXPECT_EQ(stand_in_calls("cuLaunchKernel"), 2) << "tried out, and a save of 3 pages";
+    ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
+    server.worker.bind(server.build(2, kPrompt, 3 * T));
+    server.worker.start_load(gpu.stream);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(gpu.value(20 + i), 10 + i);
+    EXPECT_EQ(stand_in_calls("cuLaunchKernel"), 3);
+    EXPECT_EQ(stand_in_calls("cuMemcpyBatchAsync_v2"), 0);
+    server.worker.shutdown(10000);
+  }
+}
+
+TEST(Cuda, WithoutTheKernelPagesTravelByCopies) {
+  Gpu gpu;
+  {
+    stand_in_fail("cuModuleLoadData", 1, 222);
+    Server server(json("cuda-no-kernel"), gpu.pool, 0, false, 8);
+    serve(server, gpu, 1, 10);
+    ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
+    server.worker.bind(server.build(2, kPrompt, 3 * T));
+    server.worker.start_load(gpu.stream);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(gpu.value(20 + i), 10 + i);
+    EXPECT_EQ(stand_in_calls("cuLaunchKernel"), 0);
+    EXPECT_EQ(stand_in_calls("cuMemcpyBatchAsync_v2"), 2);
+    server.worker.shutdown(10000);
+  }
+}
+
 TEST(Cuda, TheLegacyStreamIsNull) {
   Gpu gpu;
   CUstream blocking = nullptr;

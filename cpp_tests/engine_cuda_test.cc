@@ -124,6 +124,24 @@ TEST(EngineOnDevice, RanksOnThreadsOfTheirOwnShareIt) {
   run_twice(std::move(options), conversations(20, 4));
 }
 
+/* All that kvbridge_kvcache.hpp makes of block pools: keys and values, an indexer, a window, and
+ * layers in front. */
+TEST(EngineOnDevice, PoolsOfEveryKindTravel) {
+  const Lazy lazy;
+  auto options = on_device(pool_json("device.pools"));
+  PoolSpec index, states;
+  index.kv_factor = 1;
+  index.element_bits = 8;
+  index.replicated = true;
+  states.layers = 4;
+  states.kv_factor = 1;
+  states.layer_first = true;
+  options.groups = {GroupSpec{0, 0, {PoolSpec{}, index}}, {5, 32, {PoolSpec{}}}, {9, 0, {states}}};
+  options.tp_size = 2;
+  options.max_running = 3;
+  run_twice(std::move(options), conversations(20, 4));
+}
+
 TEST(EngineOnDevice, RequestsWaitOutsideTheBatch) {
   const Lazy lazy;
   auto options = on_device(pool_json("device.parked").insert(1, R"("async_load": true, )"));

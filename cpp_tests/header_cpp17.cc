@@ -1,5 +1,6 @@
 /* The C++ headers stand alone and may come twice, and the C header is C++ too. */
 #include "kvbridge/kvbridge.hpp"
+#include "kvbridge/kvbridge_kvcache.hpp"
 #include "kvbridge/kvbridge_mooncake.hpp"
 /* After it, since it must not need what comes before. */
 #include "kvbridge/kvbridge.h"

@@ -22,11 +22,12 @@ use kvbridge::layout::{Group, Layout, Region};
 const PAGE: usize = 256;
 const PAGES: usize = 8;
 
-/// Every batch function, one, none.
-const VARIANTS: [&[&str]; 3] = [
+/// Every batch function, one, none; none, and no rows either.
+const VARIANTS: [&[&str]; 4] = [
     &[],
     &["WITHOUT_BATCH_V2"],
     &["WITHOUT_BATCH_V2", "WITHOUT_BATCH"],
+    &["WITHOUT_BATCH_V2", "WITHOUT_BATCH", "WITHOUT_2D"],
 ];
 
 /// An engine's thread with its context, stream and cache, and our device on it.
@@ -201,12 +202,14 @@ fn pages_travel_with_one_call_and_one_wait() {
         let functions = [
             "cuMemcpyBatchAsync_v2",
             "cuMemcpyBatchAsync",
+            "cuMemcpy2DAsync_v2",
             "cuMemcpyAsync",
         ];
         let expected = match functions.map(driver::has) {
-            [true, ..] => [1, 0, 0],
-            [false, true, _] => [0, 1, 0],
-            _ => [0, 0, PAGES as i64],
+            [true, ..] => [1, 0, 0, 0],
+            [false, true, ..] => [0, 1, 0, 0],
+            [false, false, true, _] => [0, 0, 1, 0],
+            _ => [0, 0, 0, PAGES as i64],
         };
         assert_eq!(functions.map(driver::calls), expected);
         for page in 0..PAGES {

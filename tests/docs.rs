@@ -253,6 +253,10 @@ fn documents_and_comments_name_only_what_the_header_has() {
             read("include/kvbridge/kvbridge.hpp"),
         ),
         (
+            "kvbridge_kvcache.hpp".to_owned(),
+            read("include/kvbridge/kvbridge_kvcache.hpp"),
+        ),
+        (
             "kvbridge_mooncake.hpp".to_owned(),
             read("include/kvbridge/kvbridge_mooncake.hpp"),
         ),

@@ -21,13 +21,7 @@ CUcontext stand_in_context(int device) {
 
 void stand_in_destroy_context(CUcontext context) {
   Lock lock(state().mutex);
-  state().contexts.erase(context);
-  if (auto legacy = context->legacy) {
-    legacy->queue->ended = true;
-    state().changed.notify_all();
-    delete legacy;
-  }
-  delete context;
+  stand_in::close_context(context);
 }
 
 static char* device_bytes(CUdeviceptr address, size_t size) {
@@ -117,7 +111,8 @@ long stand_in_copies_in_flight() {
 long stand_in_alive() {
   Lock lock(state().mutex);
   auto& all = state();
-  return static_cast<long>(all.streams.size() + all.events.size() + all.memory.size());
+  return static_cast<long>(all.streams.size() + all.events.size() + all.memory.size() +
+                           all.modules.size());
 }
 
 void stand_in_set_version(int version) {

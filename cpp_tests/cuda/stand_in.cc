@@ -1,7 +1,10 @@
 /* The functions of the driver. See stand_in.h; those of tests are in controls.cc.
  *
+ * The driver's work on kernels is in kernels.cc, on devices in devices.cc.
+ *
  * Variants, by definitions of the compiler: WITHOUT_BATCH_V2 and WITHOUT_BATCH are older drivers,
- * WITHOUT_EVENTS is none that anybody could use. */
+ * WITHOUT_KERNELS lacks what ours needs, WITHOUT_2D copies in rows, WITHOUT_EVENTS is none that
+ * anybody could use. */
 #include "stand_in.h"
 
 #include <sys/mman.h>
@@ -9,99 +12,27 @@
 
 #include <cstring>
 
-#include "work.h"
+#include "call.h"
 
-using stand_in::Allocation;
-using stand_in::bytes_of;
-using stand_in::find_memory;
-using stand_in::Lock;
-using stand_in::Mark;
-using stand_in::state;
+using namespace stand_in;
 
 namespace {
-
-constexpr CUresult kInvalidValue = 1;
-constexpr CUresult kOutOfMemory = 2;
-constexpr CUresult kNotInitialized = 3;
-constexpr CUresult kInvalidContext = 201;
-constexpr CUresult kInvalidHandle = 400;
-constexpr CUresult kNotSupported = 801;
 
 const std::map<CUresult, const char*> kNames = {
     {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
     {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
     {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
     {100, "CUDA_ERROR_NO_DEVICE"},
+    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
+    {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
     {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
     {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+    {kNotFound, "CUDA_ERROR_NOT_FOUND"},
+    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {719, "CUDA_ERROR_LAUNCH_FAILED"},
     {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
     {999, "CUDA_ERROR_UNKNOWN"},
 };
-
-thread_local CUcontext t_current = nullptr;
-
-size_t pages(size_t size) { return (size + 4095) & ~size_t{4095}; }
-
-/* A call of a function: counted, and made to fail or to do nothing where a test says so. */
-struct Call {
-  Call(const char* function, bool needs_start) : lock(state().mutex) {
-    auto& all = state();
-    if (stand_in::t_is_exempt) {
-      runs = true;
-      return;
-    }
-    ++all.calls[function];
-    auto& failure = all.failure;
-    if (failure.code != 0 && (failure.function.empty() || failure.function == function)) {
-      ++failure.seen;
-      if (failure.nth == 0 || failure.nth == failure.seen) {
-        answer = failure.code;
-        all.failed = function;
-        return;
-      }
-    }
-    if (needs_start && !all.is_started) {
-      answer = kNotInitialized;
-      return;
-    }
-    if (all.skipped.count(function) != 0) return;
-    runs = true;
-  }
-  Lock lock;
-  CUresult answer = 0;
-  bool runs = false;
-};
-
-#define ENTER_ANY(needs_start)      \
-  Call call(__func__, needs_start); \
-  if (!call.runs) return call.answer
-#define ENTER() ENTER_ANY(true)
-
-#define NEED(condition, code) \
-  if (!(condition)) return code
-
-/* The functions from here on run under the lock. */
-
-bool is_current() { return state().contexts.count(t_current) != 0; }
-
-/* The stream that a handle means, which must be of the current context. */
-CUresult find_stream(CUstream handle, CUstream* stream) {
-  NEED(is_current(), kInvalidContext);
-  if (reinterpret_cast<uintptr_t>(handle) <= 2) {
-    if (t_current->legacy == nullptr) t_current->legacy = stand_in::open_stream(t_current, false);
-    *stream = t_current->legacy;
-    return 0;
-  }
-  NEED(state().streams.count(handle) != 0, kInvalidHandle);
-  NEED(handle->context == t_current, kInvalidHandle);
-  *stream = handle;
-  return 0;
-}
-
-#define FIND_STREAM(handle)  \
-  CUstream stream = nullptr; \
-  if (CUresult wrong = find_stream(handle, &stream)) return wrong
 
 CUresult find_event(CUevent event) {
   NEED(is_current(), kInvalidContext);
@@ -127,6 +58,26 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
     Lock lock(state().mutex);
     --state().copies;
   });
+  return 0;
+}
+
+/* Rows of a copy; their ends lie in one allocation each. */
+[[maybe_unused]] CUresult copy_rows(const CUDA_MEMCPY2D& rows, CUstream stream) {
+  constexpr int kUnified = 4;
+  NEED(rows.source_kind == kUnified && rows.target_kind == kUnified, kNotSupported);
+  NEED(rows.source_x == 0 && rows.source_y == 0 && rows.target_x == 0 && rows.target_y == 0,
+       kNotSupported);
+  NEED(rows.width > 0 && rows.height > 0, kInvalidValue);
+  for (size_t pitch : {rows.source_pitch, rows.target_pitch})
+    NEED(pitch >= rows.width && pitch <= INT32_MAX, kInvalidValue);
+  const Allocation* memory = nullptr;
+  auto last = rows.height - 1;
+  NEED(bytes_of(rows.source, last * rows.source_pitch + rows.width, &memory), kInvalidValue);
+  NEED(bytes_of(rows.target, last * rows.target_pitch + rows.width, &memory), kInvalidValue);
+  for (size_t row = rows.height; row-- > 0;)
+    if (auto wrong = copy(rows.target + row * rows.target_pitch,
+                          rows.source + row * rows.source_pitch, rows.width, stream))
+      return wrong;
   return 0;
 }
 
@@ -299,7 +250,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size) {
   void* bytes = mmap(nullptr, pages(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (address == MAP_FAILED || bytes == MAP_FAILED) return kOutOfMemory;
   auto number = reinterpret_cast<uintptr_t>(address);
-  state().memory[number] = {size, static_cast<char*>(bytes), true, t_current->device, file};
+  state().memory[number] = {size, static_cast<char*>(bytes), true, t_current->device, file, 0};
   *start = number;
   return 0;
 }
@@ -317,12 +268,20 @@ CUresult cuMemFree_v2(CUdeviceptr start) {
 
 CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
   ENTER();
-  NEED(start != nullptr && size > 0 && flags <= 1, kInvalidValue);
+  NEED(start != nullptr && size > 0 && flags <= 3, kInvalidValue);
   NEED(is_current(), kInvalidContext);
   auto number = reinterpret_cast<uintptr_t>(start);
   uintptr_t found = 0;
   NEED(find_memory(number, &found) == nullptr, 712);
-  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1};
+  uintptr_t seen = 0;
+  if ((flags & 2) != 0) {
+    /* A device may see it elsewhere than the host does, so here it does. */
+    void* elsewhere = mmap(nullptr, pages(size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (elsewhere == MAP_FAILED) return kOutOfMemory;
+    seen = reinterpret_cast<uintptr_t>(elsewhere);
+    state().seen[seen] = number;
+  }
+  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1, seen};
   return 0;
 }
 
@@ -331,6 +290,10 @@ CUresult cuMemHostUnregister(void* start) {
   NEED(is_current(), kInvalidContext);
   auto it = state().memory.find(reinterpret_cast<uintptr_t>(start));
   NEED(it != state().memory.end() && !it->second.of_device, 713);
+  if (auto seen = it->second.seen) {
+    munmap(reinterpret_cast<void*>(seen), pages(it->second.size));
+    state().seen.erase(seen);
+  }
   state().memory.erase(it);
   return 0;
 }
@@ -359,6 +322,15 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream h
   FIND_STREAM(handle);
   return copy(to, from, size, stream);
 }
+
+#ifndef WITHOUT_2D
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* rows, CUstream handle) {
+  ENTER();
+  NEED(rows != nullptr, kInvalidValue);
+  FIND_STREAM(handle);
+  return copy_rows(*rows, stream);
+}
+#endif
 
 CUresult cuMemsetD8Async(CUdeviceptr start, unsigned char value, size_t size, CUstream handle) {
   ENTER();

@@ -20,6 +20,8 @@ using CUdeviceptr = unsigned long long;
 using CUcontext = struct CUctx_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
+using CUmodule = struct CUmod_st*;
+using CUfunction = struct CUfunc_st*;
 
 struct CUmemLocation {
   int type;
@@ -34,6 +36,26 @@ struct CUmemcpyAttributes {
 };
 static_assert(sizeof(CUmemcpyAttributes) == 24, "as documented");
 
+struct CUDA_MEMCPY2D {
+  size_t source_x;
+  size_t source_y;
+  int source_kind;
+  const void* source_host;
+  CUdeviceptr source;
+  void* source_array;
+  size_t source_pitch;
+  size_t target_x;
+  size_t target_y;
+  int target_kind;
+  void* target_host;
+  CUdeviceptr target;
+  void* target_array;
+  size_t target_pitch;
+  size_t width;
+  size_t height;
+};
+static_assert(sizeof(CUDA_MEMCPY2D) == 128, "as documented");
+
 extern "C" {
 
 /* ---- the driver ---- */
@@ -41,6 +63,13 @@ extern "C" {
 CUresult cuInit(unsigned flags);
 CUresult cuDriverGetVersion(int* version);
 CUresult cuGetErrorName(CUresult code, const char** name);
+CUresult cuDeviceGetCount(int* count);
+CUresult cuDeviceGet(CUdevice* device, int ordinal);
+CUresult cuDeviceGetName(char* name, int size, CUdevice device);
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext* context);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxGetDevice(CUdevice* device);
@@ -57,8 +86,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size);
 CUresult cuMemFree_v2(CUdeviceptr start);
 CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags);
 CUresult cuMemHostUnregister(void* start);
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* seen, void* start, unsigned flags);
 CUresult cuPointerGetAttribute(void* out, unsigned attribute, CUdeviceptr address);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* rows, CUstream stream);
 CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
                             CUmemcpyAttributes* attributes, size_t* firsts, size_t attribute_count,
                             size_t* failed, CUstream stream);
@@ -67,6 +98,12 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes
                                size_t attribute_count, CUstream stream);
 CUresult cuMemsetD8Async(CUdeviceptr start, unsigned char value, size_t size, CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* argument);
+CUresult cuModuleLoadData(CUmodule* module, const void* image);
+CUresult cuModuleUnload(CUmodule module);
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name);
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                        CUstream stream, void** arguments, void** extra);
 
 /* ---- what a test does ---- */
 
@@ -103,9 +140,9 @@ void stand_in_reset(void);
 /* How many threads wait in this function. */
 long stand_in_waiting(const char* function);
 
-/* Copies that are queued or running. */
+/* Copies that are queued or running; a kernel that copies counts as one. */
 long stand_in_copies_in_flight(void);
-/* Streams, events, allocations and registrations that are alive. */
+/* Streams, events, modules, allocations and registrations that are alive. */
 long stand_in_alive(void);
 
 /* What cuDriverGetVersion answers; 13000 unless it is set. */

@@ -68,6 +68,8 @@ struct Allocation {
   bool of_device;
   int device;
   int file;
+  /* Where a device sees registered memory of the host; 0: nowhere. */
+  uintptr_t seen;
 };
 
 struct State {
@@ -86,7 +88,12 @@ struct State {
   std::set<CUcontext> contexts;
   std::set<CUstream> streams;
   std::set<CUevent> events;
+  std::set<CUmodule> modules;
   std::map<uintptr_t, Allocation> memory;
+  /* Registered memory of the host by where a device sees it. */
+  std::map<uintptr_t, uintptr_t> seen;
+  CUcontext primary[2] = {nullptr, nullptr};
+  int primary_users[2] = {0, 0};
 };
 
 /* Never destroyed: threads of streams may outlive main. */
@@ -97,6 +104,8 @@ inline State& state() {
 
 /* Whether calls of this thread are a test's engine's own. */
 inline thread_local bool t_is_exempt = false;
+
+inline size_t pages(size_t size) { return (size + 4095) & ~size_t{4095}; }
 
 /* The allocation that holds an address, or nullptr. */
 inline const Allocation* find_memory(uintptr_t address, uintptr_t* start) {
@@ -115,6 +124,17 @@ inline char* bytes_of(CUdeviceptr address, size_t size, const Allocation** found
   if (memory == nullptr || size > memory->size - (address - start)) return nullptr;
   *found = memory;
   return memory->bytes + (address - start);
+}
+
+/* The same for what a kernel on this device sees: its memory, and the host's where it sees that. */
+inline char* bytes_seen(CUdeviceptr address, size_t size, int device, const Allocation** found) {
+  if (auto bytes = bytes_of(address, size, found))
+    return (*found)->of_device && (*found)->device == device ? bytes : nullptr;
+  auto& seen = state().seen;
+  auto it = seen.upper_bound(address);
+  if (it == seen.begin()) return nullptr;
+  --it;
+  return bytes_of(it->second + (address - it->first), size, found);
 }
 
 /* Until `is_true`; the streams run meanwhile. */
@@ -162,6 +182,10 @@ struct CUstream_st {
   std::shared_ptr<stand_in::Queue> queue = std::make_shared<stand_in::Queue>();
 };
 
+struct CUmod_st {
+  CUcontext context;
+};
+
 struct CUevent_st {
   CUcontext context;
   stand_in::Mark recorded;
@@ -174,6 +198,17 @@ inline CUstream open_stream(CUcontext context, bool blocking) {
   /* Ends by itself when its stream was destroyed and has no work. */
   std::thread(serve, stream->queue).detach();
   return stream;
+}
+
+/* Ends a context. Under the lock. */
+inline void close_context(CUcontext context) {
+  state().contexts.erase(context);
+  if (auto legacy = context->legacy) {
+    legacy->queue->ended = true;
+    state().changed.notify_all();
+    delete legacy;
+  }
+  delete context;
 }
 
 /* Puts work on a stream, behind `after` too. Under the lock. */

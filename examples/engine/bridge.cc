@@ -1,5 +1,6 @@
 #include "bridge.h"
 
+#include <kvbridge/kvbridge_kvcache.hpp>
 #include <stdexcept>
 #include <utility>
 
@@ -22,29 +23,40 @@ kvb_engine DescribeEngine(const EngineOptions& options, uint32_t rank) {
   return engine;
 }
 
+namespace {
+
+kvb::KvCacheContent ContentOf(const PoolSpec& pool) {
+  if (pool.layer_first) return kvb::KvCacheContent::kRecurrent;
+  return pool.replicated ? kvb::KvCacheContent::kIndexer : kvb::KvCacheContent::kKeysAndValues;
+}
+
+}  // namespace
+
 kvb::Layout DescribeLayout(const EngineOptions& options, const CacheMemory& cache) {
-  kvb::Layout layout = kvb::Layout::with_mapping();
+  std::vector<kvb::KvCacheWindow> windows;
   uint32_t next_layer = 0;
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const GroupSpec& spec = options.groups[g];
-    std::vector<uint32_t> layers(spec.pools.front().layers);
-    for (uint32_t& layer : layers) layer = next_layer++;
-    layout.add_group(spec.id, spec.window, "float16", "NHD", layers);
+    kvb::KvCacheWindow& window = windows.emplace_back();
+    window.group_id = spec.id;
+    window.window = spec.window;
+    window.number_format = "float16";
+    window.layout_tag = "NHD";
+    window.layers.resize(spec.pools.front().layers);
+    for (uint32_t& layer : window.layers) layer = next_layer++;
     for (size_t p = 0; p < spec.pools.size(); ++p) {
       const PoolSpec& from = spec.pools[p];
-      kvb_pool pool{};
-      pool.base = cache.PoolBase(g, p);
-      pool.num_blocks = options.blocks;
-      pool.num_layers = from.layers;
+      kvb::KvCachePool& pool = window.pools.emplace_back();
+      pool.content = ContentOf(from);
+      pool.address = cache.PoolBase(g, p);
+      pool.bytes = cache.PoolBytes(g, p);
+      pool.blocks = options.blocks;
+      pool.layers = from.layers;
       pool.kv_factor = from.kv_factor;
-      pool.block_size = options.tokens_per_block;
-      pool.element_bits = from.element_bits;
-      pool.layer_first = from.layer_first ? 1 : 0;
-      pool.replicated = from.replicated ? 1 : 0;
-      layout.add_pool(spec.id, pool);
+      pool.replicated = from.replicated;
     }
   }
-  return layout;
+  return kvb::kv_cache_layout(windows);
 }
 
 kvb_request DescribeRequest(const RequestSpec& spec, const int32_t* tokens, size_t count,

@@ -60,6 +60,10 @@ uint64_t CacheMemory::PoolBase(size_t group, size_t pool) const {
   return groups_[group][pool].memory.address();
 }
 
+uint64_t CacheMemory::PoolBytes(size_t group, size_t pool) const {
+  return groups_[group][pool].memory.size();
+}
+
 namespace {
 
 constexpr uint8_t kGarbage = 0xA5;

@@ -42,6 +42,7 @@ class CacheMemory {
            size_t{layer} * p.layer_stride + size_t{factor} * p.row_bytes;
   }
   uint64_t PoolBase(size_t group, size_t pool) const;
+  uint64_t PoolBytes(size_t group, size_t pool) const;
   // What an unwritten page looks like: if it is ever published, its loader sees a wrong page.
   void FillGarbage(size_t group, int32_t page) const;
   bool HoldsGarbage(size_t group, int32_t page) const;

@@ -49,7 +49,7 @@ has_files() {
   diff <(cd "$prefix" && find . ! -type d -printf '%P %l\n' | sed 's/ $//' | sort) <(
     local library=${libraries#"$prefix"/}
     printf '%s\n' include/kvbridge/kvbridge.h include/kvbridge/kvbridge.hpp \
-      include/kvbridge/kvbridge_mooncake.hpp \
+      include/kvbridge/kvbridge_kvcache.hpp include/kvbridge/kvbridge_mooncake.hpp \
       "$library/cmake/kvbridge/kvbridge-config.cmake" \
       "$library/cmake/kvbridge/kvbridge-config-version.cmake" \
       "$library/pkgconfig/kvbridge.pc" \

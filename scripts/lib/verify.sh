@@ -40,7 +40,7 @@ compiles() {
 check_headers() {
   local row language standard header line
   for row in c:c11:kvbridge.h c++:c++17:kvbridge.h c++:c++17:kvbridge.hpp \
-    c++:c++17:kvbridge_mooncake.hpp; do
+    c++:c++17:kvbridge_kvcache.hpp c++:c++17:kvbridge_mooncake.hpp; do
     IFS=: read -r language standard header <<<"$row"
     line="#include \"kvbridge/$header\"\n"
     must "$header, $standard, alone" compiles "$1" "$language" "$standard" "$line"
@@ -167,4 +167,38 @@ check_valgrind() {
   must_find "a leak" "definitely lost" under_valgrind "$planted" leak
   must_find "a handle that is never freed" "Handle<.*kvb_config>" under_valgrind "$planted" handle
   must_find "an overflow" "Invalid read" under_valgrind "$planted" overflow
+}
+
+# ---- the folder for a machine with a GPU ----
+
+# succeeds_saying TEXT COMMAND...: with status 0, and a line that has the text.
+succeeds_saying() {
+  local text=$1 said
+  shift
+  said=$("$@" 2>&1) || { echo "$said"; return 1; }
+  [[ $said == *"$text"* ]] || { echo "$said"; return 1; }
+}
+
+# check_gpu_folder STAND_IN: that scripts/gpu-check makes it, and that it runs to its end on the stand-in of
+# the driver, of which all figures are labelled so. What it finds on a GPU is nobody's business here.
+check_gpu_folder() {
+  local folder=build/gpu-check none=build/gpu-check-none broken=build/gpu-check-broken
+  scripts/gpu-check build
+  rm -rf "$none" "$broken"
+  mkdir -p "$none"
+  # The loader looks no further when it finds something that is no library.
+  echo "no library" >"$none/libcuda.so.1"
+  must "without a GPU it says so and ends well" \
+    succeeds_saying "no GPU here" env "LD_LIBRARY_PATH=$PWD/$none" "$folder/run"
+  must "on the stand-in it runs to its end" \
+    succeeds_saying "A STAND-IN" env "LD_LIBRARY_PATH=$1" "$folder/run" --quick
+  must "the figures of all workloads are there" \
+    test "$(env "LD_LIBRARY_PATH=$1" "$folder/kvbridge_gpu_bench" measure --quick |
+      grep -cE '^gpu_(gather|scatter) ')" -eq 32
+  cp -r "$folder" "$broken"
+  printf '#!/bin/sh\necho "[  FAILED  ] 1 test, listed below:"\nexit 1\n' >"$broken/kvbridge_gpu_tests"
+  must_find "a test that fails" "2 passed, 1 failed|1 passed, 1 failed" \
+    env "LD_LIBRARY_PATH=$1" "$broken/run" --quick
+  printf '#!/bin/sh\nexit 127\n' >"$broken/kvbridge_gpu_bench"
+  must_find "a program that does not start" "cannot be asked" "$broken/run"
 }

@@ -148,8 +148,9 @@ pub fn adopt(choice: DeviceChoice, layout: &Layout) -> Result<Arc<dyn Device>> {
     match choice {
         DeviceChoice::Host => Ok(Arc::new(HostDevice)),
         DeviceChoice::Cuda(ordinal) => {
-            let device = CudaDevice::adopt(ordinal)?;
+            let mut device = CudaDevice::adopt(ordinal)?;
             device.check_layout(layout)?;
+            device.prepare(layout);
             Ok(Arc::new(device))
         }
     }

@@ -87,7 +87,7 @@ fn built(definitions: &[&str]) -> PathBuf {
             ])
             .args(["-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
             .arg(&made)
-            .args(["controls.cc", "stand_in.cc"])
+            .args(["controls.cc", "devices.cc", "kernels.cc", "stand_in.cc"])
             .current_dir(sources)
             .args(
                 definitions

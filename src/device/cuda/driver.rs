@@ -2,7 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUevent, CUmemcpyAttributes, CUstream};
+use cudarc::driver::sys::{
+    self, CUDA_MEMCPY2D_st, CUcontext, CUdeviceptr, CUevent, CUfunction, CUmemcpyAttributes,
+    CUmodule, CUstream,
+};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Kind, Result, bail};
@@ -150,6 +153,21 @@ functions! {
         batch(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize,
             attributes: *mut CUmemcpyAttributes, firsts: *mut usize, attribute_count: usize,
             failed: *mut usize, stream: CUstream) = cuMemcpyBatchAsync differs;
+        /// Rows of one size at even distances, as copies of one each.
+        copy_rows(rows: *const CUDA_MEMCPY2D_st, stream: CUstream) = cuMemcpy2DAsync_v2;
+        /// Where the current context's device sees pinned memory of the host, by its start. Flags are 0.
+        host_seen(out: *mut CUdeviceptr, start: *mut c_void, flags: c_uint) = cuMemHostGetDevicePointer_v2;
+        /// A module out of a text of PTX, for the current context.
+        module_load(out: *mut CUmodule, text: *const c_void) = cuModuleLoadData;
+        /// With all of its functions.
+        module_unload(module: CUmodule) = cuModuleUnload;
+        /// By its name; it is the module's.
+        module_function(out: *mut CUfunction, module: CUmodule, name: *const c_char) = cuModuleGetFunction;
+        /// Function, grid, block, shared memory, stream, arguments, which are read at once, and nothing.
+        #[expect(clippy::too_many_arguments, reason = "as the driver has them")]
+        launch(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+            block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream,
+            arguments: *mut *mut c_void, extra: *mut *mut c_void) = cuLaunchKernel;
     }
 }
 
@@ -178,6 +196,25 @@ impl Driver {
         let driver: &'static Self = Box::leak(Box::new(driver));
         *known = Some(driver);
         Ok(driver)
+    }
+
+    /// Whether one call takes a list of copies.
+    pub(super) fn has_batch(&self) -> bool {
+        self.batch_v2.is_some() || self.batch.is_some()
+    }
+
+    /// Whether one call takes rows.
+    pub(super) fn has_rows(&self) -> bool {
+        self.copy_rows.is_some()
+    }
+
+    /// Whether all is there that a kernel of ours needs.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.module_load.is_some()
+            && self.module_unload.is_some()
+            && self.module_function.is_some()
+            && self.launch.is_some()
+            && self.host_seen.is_some()
     }
 
     fn start(&self) -> Result<()> {

@@ -3,28 +3,39 @@
 //! - `driver.rs`: the driver's functions
 //! - `context.rs`: the engine's context, made current around our calls
 //! - `event.rs`: a point in a stream's work
+//! - `copies.rs`: the copies of a batch, and the ways that the driver has for them
+//! - `kernel.rs`: many small ones by a kernel of ours
+//! - `staged.rs`: pinned memory, and where the device sees it
 //! - `transit.rs`: one batch of copies, on a stream of ours
 
 #![allow(unsafe_code, reason = "calls the functions of a foreign library")]
 
 mod context;
+mod copies;
 mod driver;
 mod event;
+mod kernel;
+mod staged;
 mod transit;
 
-use std::ffi::c_void;
+pub use copies::Way;
+pub use kernel::{LEAST_PIECES, MOST_BYTES};
+
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CU_MEMHOSTREGISTER_PORTABLE as PINNED_FOR_ALL_CONTEXTS, CUcontext};
+use cudarc::driver::sys::CUcontext;
 
-use super::{Device, Direction, Event, HostMemory, Pin, StagingMemory, Stream, Transfer};
+use super::{Device, Direction, Event, StagingMemory, Stream, Transfer};
 use crate::error::{Result, bail};
-use crate::layout::{Layout, Part};
+use crate::layout::{Layout, Part, Region};
 use crate::sync::Mutex;
 use context::Context;
+use copies::Chosen;
 use driver::Driver;
 use event::OwnEvent;
+use kernel::Kernel;
+use staged::Staged;
 use transit::Transit;
 
 /// The device of the context that was current when this was made.
@@ -36,6 +47,10 @@ pub struct CudaDevice {
     name: String,
     /// Streams of ours on which nothing runs.
     idle: Mutex<Vec<Transit>>,
+    kernel: Option<Kernel>,
+    staged: Arc<Staged>,
+    /// The only way to take, where it is there.
+    only: Option<Way>,
 }
 
 impl CudaDevice {
@@ -51,7 +66,90 @@ impl CudaDevice {
             name: format!("CUDA device {}", context.ordinal),
             context: Arc::new(context),
             idle: Mutex::new(Vec::new()),
+            kernel: None,
+            staged: Arc::default(),
+            only: None,
         })
+    }
+
+    /// Makes ready what suits a layout: pages of small pieces travel by a kernel. Where it cannot be had, the
+    /// log says why, and they travel by copies. Call it before anything is staged.
+    ///
+    /// Blocks: while the driver compiles the kernel, and it may wait for the context's work.
+    pub fn prepare(&mut self, layout: &Layout) {
+        let is_small = |part: &[Region]| {
+            let bytes: u64 = part.iter().map(|region| region.size).sum();
+            !part.is_empty() && bytes / part.len() as u64 <= MOST_BYTES
+        };
+        let parts = [Part::Sharded, Part::Replicated];
+        let mut groups = layout.groups().iter();
+        if groups.any(|group| parts.iter().any(|part| is_small(group.regions(*part)))) {
+            self.load_kernel();
+        }
+    }
+
+    /// Loads the kernel, see [`prepare`](Self::prepare); whether it is there now.
+    pub fn load_kernel(&mut self) -> bool {
+        let loaded = self.context.run(|_| {
+            let Some(kernel) = Kernel::load(&self.context)? else {
+                return Ok(None);
+            };
+            let mut transit = Transit::new(&self.context)?;
+            transit.try_out(&kernel)?;
+            self.idle.lock().push(transit);
+            Ok(Some(kernel))
+        });
+        match loaded {
+            Ok(kernel) => self.kernel = kernel,
+            Err(error) => {
+                tracing::warn!("small pieces travel by copies, the kernel cannot be had: {error}");
+            }
+        }
+        self.kernel.is_some()
+    }
+
+    /// Whether batches can travel this way.
+    pub fn has_way(&self, way: Way) -> bool {
+        match way {
+            Way::Kernel => self.kernel.is_some(),
+            Way::Batch => self.context.driver.has_batch(),
+            Way::Rows => self.context.driver.has_rows(),
+            Way::Single => true,
+        }
+    }
+
+    /// Takes one way for all batches, where it is there, to compare them; `None` chooses again.
+    pub fn take_only(&mut self, way: Option<Way>) {
+        self.only = way;
+    }
+
+    /// The way that a batch would take.
+    pub fn way_of(&self, transfers: &[Transfer]) -> Way {
+        match self.choose(transfers) {
+            Chosen::Kernel(..) => Way::Kernel,
+            Chosen::Batch => Way::Batch,
+            Chosen::Rows => Way::Rows,
+            Chosen::Single => Way::Single,
+        }
+    }
+
+    /// The way of a batch, with what it needs.
+    fn choose(&self, transfers: &[Transfer]) -> Chosen<'_> {
+        let may = |way| self.only.is_none_or(|only| only == way) && self.has_way(way);
+        if let Some(kernel) = &self.kernel
+            && may(Way::Kernel)
+            && (self.only.is_some() || is_for_kernel(transfers))
+            && let Some(distance) = self.staged.distance(transfers)
+        {
+            return Chosen::Kernel(kernel, distance);
+        }
+        if may(Way::Batch) {
+            Chosen::Batch
+        } else if may(Way::Rows) {
+            Chosen::Rows
+        } else {
+            Chosen::Single
+        }
     }
 
     /// Whether there is a driver that can be used; `NoDevice` says what is missing.
@@ -121,25 +219,8 @@ impl Device for CudaDevice {
     }
 
     fn stage(&self, bytes: u64) -> Result<StagingMemory> {
-        let memory = HostMemory::new(bytes)?;
-        let range = memory.range();
-        let start: *mut c_void = ptr::with_exposed_provenance_mut(range.start as usize);
-        self.context.run(|_| {
-            // SAFETY: a mapping of its own of exactly this size, which outlives the pin.
-            unsafe {
-                self.context.driver.host_register(
-                    start,
-                    range.size as usize,
-                    PINNED_FOR_ALL_CONTEXTS,
-                )
-            }
-            .map_err(|error| error.within(format_args!("pinning {bytes} bytes of staging")))?;
-            let pin = Pinned {
-                context: Arc::clone(&self.context),
-                start: range.start,
-            };
-            Ok(StagingMemory::new(memory, Some(Box::new(pin))))
-        })
+        self.staged
+            .stage(&self.context, self.kernel.is_some(), bytes)
     }
 
     unsafe fn copy(
@@ -161,7 +242,8 @@ impl Device for CudaDevice {
                 None => Transit::new(&self.context)?,
             };
             // SAFETY: the caller's promise.
-            let copied = unsafe { transit.copy(behind, direction, transfers) };
+            let copied =
+                unsafe { transit.copy(behind, self.choose(transfers), direction, transfers) };
             if !transit.is_lost {
                 self.idle.lock().push(transit);
             }
@@ -170,23 +252,8 @@ impl Device for CudaDevice {
     }
 }
 
-/// Memory that is pinned.
-struct Pinned {
-    context: Arc<Context>,
-    start: u64,
-}
-
-impl Pin for Pinned {
-    fn undo(&mut self) -> bool {
-        let unpinned = self.context.run(|_| {
-            let start = ptr::with_exposed_provenance_mut(self.start as usize);
-            // SAFETY: it was registered by this start, and no copy of ours is running.
-            unsafe { self.context.driver.host_unregister(start) }
-        });
-        if let Err(error) = unpinned {
-            tracing::warn!("staging memory stays pinned, and is kept: {error}");
-            return false;
-        }
-        true
-    }
+/// Whether there are many pieces, and small ones.
+fn is_for_kernel(transfers: &[Transfer]) -> bool {
+    let bytes: u64 = transfers.iter().map(|transfer| transfer.size).sum();
+    transfers.len() >= LEAST_PIECES && bytes / transfers.len() as u64 <= MOST_BYTES
 }

@@ -3,14 +3,14 @@
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{
-    CUdeviceptr, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUstream, CUstream_flags,
-};
+use cudarc::driver::sys::{CUstream, CUstream_flags};
 
 use super::context::Context;
+use super::copies::{Chosen, Copies};
 use super::event::OwnEvent;
+use super::kernel::Kernel;
 use crate::device::{Direction, Stream, Transfer};
-use crate::error::{Error, Result, bail};
+use crate::error::Result;
 
 /// Not ordered against the legacy stream, which would wait for everything of the engine's.
 const NON_BLOCKING: u32 = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -22,9 +22,7 @@ pub(super) struct Transit {
     stream: CUstream,
     /// The engine's work that a batch comes behind.
     behind: OwnEvent,
-    to: Vec<CUdeviceptr>,
-    from: Vec<CUdeviceptr>,
-    sizes: Vec<usize>,
+    copies: Copies,
     /// The stream could not be waited for: it is not to be used again.
     pub(super) is_lost: bool,
 }
@@ -43,9 +41,7 @@ impl Transit {
             context: Arc::clone(context),
             stream,
             behind,
-            to: Vec::new(),
-            from: Vec::new(),
-            sizes: Vec::new(),
+            copies: Copies::default(),
             is_lost: false,
         })
     }
@@ -57,10 +53,11 @@ impl Transit {
     pub(super) unsafe fn copy(
         &mut self,
         behind: Option<Stream>,
+        chosen: Chosen<'_>,
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<()> {
-        self.describe(direction, transfers)?;
+        self.copies.fill(chosen, direction, transfers)?;
         if let Some(stream) = behind {
             let stream = ptr::with_exposed_provenance_mut(address(stream.0));
             // SAFETY: the engine's stream is alive by the caller's promise, ours and the event are.
@@ -72,93 +69,23 @@ impl Transit {
             }
         }
         // SAFETY: the caller's promise.
-        let queued = unsafe { self.queue() };
+        let queued = unsafe { self.copies.queue(self.context.driver, self.stream, chosen) };
         let ended = self.drain();
         queued.and(ended).map_err(|error| {
-            let bytes: usize = self.sizes.iter().sum();
-            let copies = self.sizes.len();
+            let (copies, bytes) = (self.copies.count(), self.copies.bytes());
             error.within(format_args!(
                 "{direction:?} of {copies} copies, {bytes} bytes"
             ))
         })
     }
 
-    /// Writes the lists that the driver takes.
-    fn describe(&mut self, direction: Direction, transfers: &[Transfer]) -> Result<()> {
-        self.to.clear();
-        self.from.clear();
-        self.sizes.clear();
-        for transfer in transfers {
-            let (from, to) = match direction {
-                Direction::Gather => (transfer.cache, transfer.staging),
-                Direction::Scatter => (transfer.staging, transfer.cache),
-            };
-            let Ok(size) = usize::try_from(transfer.size) else {
-                bail!(OutOfRange, "a copy of {} bytes", transfer.size);
-            };
-            self.to.push(to);
-            self.from.push(from);
-            self.sizes.push(size);
-        }
-        Ok(())
-    }
-
-    /// Puts the copies on our stream, in one call where the driver can.
-    ///
-    /// # Safety
-    /// As [`Device::copy`](crate::device::Device::copy) says.
-    unsafe fn queue(&mut self) -> Result<()> {
-        let driver = self.context.driver;
-        let (to, from) = (self.to.as_mut_ptr(), self.from.as_mut_ptr());
-        let (sizes, count) = (self.sizes.as_mut_ptr(), self.sizes.len());
-        // SAFETY: plain data in which zero is a value of each field: no hint where memory lies, no
-        // flags.
-        let mut attributes: CUmemcpyAttributes = unsafe { std::mem::zeroed() };
-        // A source is read when the stream gets there, not at once.
-        attributes.srcAccessOrder = CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
-        let attributes = &raw mut attributes;
-        let mut first = 0;
-        let first = &raw mut first;
-        let mut failed = usize::MAX;
-        // SAFETY: lists of `count`, one attribute that begins at the first copy, and what the caller
-        // promises of the ranges.
-        let batched = unsafe {
-            driver
-                .batch_v2(to, from, sizes, count, attributes, first, 1, self.stream)
-                .or_else(|| {
-                    let failed = &raw mut failed;
-                    driver.batch(
-                        to,
-                        from,
-                        sizes,
-                        count,
-                        attributes,
-                        first,
-                        1,
-                        failed,
-                        self.stream,
-                    )
-                })
-        };
-        if let Some(batched) = batched {
-            return batched.map_err(|error| self.about(error, failed));
-        }
-        for at in 0..count {
-            // SAFETY: the caller's promise.
-            unsafe { driver.copy(self.to[at], self.from[at], self.sizes[at], self.stream) }
-                .map_err(|error| self.about(error, at))?;
-        }
-        Ok(())
-    }
-
-    /// An error with the operands of the copy that it is about, if that is known.
-    fn about(&self, error: Error, at: usize) -> Error {
-        match (self.to.get(at), self.from.get(at), self.sizes.get(at)) {
-            (Some(to), Some(from), Some(size)) => error.within(format_args!(
-                "copy {at}, {size} bytes from {from:#x} to {to:#x}"
-            )),
-            _ => error,
-        }
+    /// Launches the kernel for nothing and waits for it, so that it is loaded, and shows that it runs, before
+    /// the engine's work does. With the context current.
+    pub(super) fn try_out(&mut self, kernel: &Kernel) -> Result<()> {
+        // SAFETY: no copies.
+        let launched = unsafe { kernel.copy(self.stream, &[], &[], &[]) };
+        let ended = self.drain();
+        launched.and(ended)
     }
 
     /// Waits until our stream has nothing to do.

@@ -73,17 +73,29 @@ struct Gpu {
   CUdeviceptr pool = 0;
 };
 
+/* A pool of pages side by side. */
+inline kvb_region pages_of(CUdeviceptr pool, uint64_t page = kPage, uint64_t count = kSlots) {
+  kvb_region region{};
+  region.base = pool;
+  region.size = region.stride = page;
+  region.slot_count = count;
+  return region;
+}
+
 /* One server of a single rank on it. */
 struct Server {
   Server(const std::string& text, CUdeviceptr pool, int32_t ordinal = -1, bool fences = false)
+      : Server(text, {pages_of(pool)}, nullptr, 0, ordinal, fences) {}
+  /* With a table the pool is what that lends. */
+  Server(const std::string& text, const std::vector<kvb_region>& regions,
+         const kvb_store_table* table, uint64_t mapping = 0, int32_t ordinal = -1,
+         bool fences = false)
       : config(kvb::Config::from_json(text)), engine(describe(ordinal, fences)) {
-    auto layout = kvb::Layout::with_mapping();
-    kvb_region region{};
-    region.base = pool;
-    region.size = region.stride = kPage;
-    region.slot_count = kSlots;
-    layout.add_group(0, 0, "float16", "", {0}).add_region(0, region);
-    worker = kvb::Worker::open(config, engine);
+    auto layout = kvb::Layout::with_mapping(mapping);
+    layout.add_group(0, 0, "float16", "", {0});
+    for (auto& region : regions) layout.add_region(0, region);
+    if (table != nullptr) store = kvb::Store::open(config, engine, table);
+    worker = kvb::Worker::open(config, engine, store);
     scheduler = kvb::Scheduler::beside(worker, config, engine);
     worker.register_layout(layout);
   }
@@ -126,6 +138,7 @@ struct Server {
 
   kvb::Config config;
   kvb_engine engine;
+  kvb::Store store;
   kvb::Worker worker;
   kvb::Scheduler scheduler;
 };

@@ -68,6 +68,8 @@ struct Allocation {
   bool of_device;
   int device;
   int file;
+  /* Size of the mappings that it consists of; 0: it is one. */
+  size_t mapping = 0;
 };
 
 struct State {
@@ -79,6 +81,9 @@ struct State {
   long waiting = 0;
   std::map<std::string, long> waiting_in;
   std::map<std::string, long> calls;
+  std::vector<StandInCall> log;
+  std::set<unsigned> hidden;
+  std::map<int, int> attributes = {{116, 1}, {117, 1}, {118, 0}, {124, 0}};
   std::set<std::string> skipped;
   Failure failure;
   const char* failed = "";

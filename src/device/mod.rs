@@ -131,8 +131,8 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// What speaks for and against others reaching the cache's memory, for people; empty if nothing does.
-    fn reach(&self) -> String {
+    /// What speaks for and against others reaching the cache's memory at an address, for people; empty if nothing does.
+    fn reach(&self, _address: u64) -> String {
         String::new()
     }
 

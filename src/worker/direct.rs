@@ -13,7 +13,7 @@ use super::plan::PagePlan;
 use super::shared::Shared;
 use crate::device::memory::{Source, Target};
 use crate::device::{CacheMemory, Direction, LentPages, PageRef};
-use crate::error::{Kind, Result, bail};
+use crate::error::{Error, Kind, Result, bail};
 use crate::layout::{Range, Ranges};
 use crate::metadata::Life;
 use crate::node;
@@ -100,7 +100,7 @@ impl Direct {
     }
 
     fn register(&self) -> Result<()> {
-        let (mut refused, mut kind) = (Vec::new(), Kind::PoolFailed);
+        let (mut refused, mut kind, mut first) = (Vec::new(), Kind::PoolFailed, None);
         for &range in self.ranges.list() {
             let Err(error) = self.store.register(range) else {
                 self.registered.lock().push(range);
@@ -108,6 +108,7 @@ impl Direct {
             };
             kind = error.kind();
             refused.push(format!("{}: {error}", name(range)));
+            first.get_or_insert(range.start);
             if kind == Kind::Busy {
                 break;
             }
@@ -123,20 +124,20 @@ impl Direct {
             refused.len(),
             self.ranges.list().len(),
             named(&refused),
-            self.reasons()
+            self.reasons(first.unwrap_or(0))
         );
-        Err(crate::error::Error::new(kind, text))
+        Err(Error::new(kind, text))
     }
 
-    /// What device, kernel and limits say about others reaching the cache's memory.
-    fn reasons(&self) -> String {
+    /// What device, kernel and limits say about others reaching the cache's memory, there.
+    fn reasons(&self, address: u64) -> String {
         let bytes: u64 = self.ranges.list().iter().map(|range| range.size).sum();
         let limit = match node::locked_memory_limit() {
             None => "no limit is known".to_owned(),
             Some(u64::MAX) => "there is no limit".to_owned(),
             Some(limit) => format!("the limit is {limit} bytes (ulimit -l)"),
         };
-        let reach = self.memory.device().reach();
+        let reach = self.memory.device().reach(address);
         let comma = if reach.is_empty() { "" } else { "; " };
         format!("{reach}{comma}locked memory: {bytes} bytes of the cache, {limit}")
     }

@@ -307,7 +307,10 @@ impl Shared {
 
     pub fn life_ended(&self, request_id: u64, generation: u64) {
         let gate = self.parked.lock().withdraw(request_id, generation);
-        if let Some(gate) = gate {
+        // The pool's own call may take long, and the pages are pinned; who gets them back at once waits below.
+        if let Some(gate) = gate
+            && !self.terms.direct
+        {
             gate.pass();
         }
         // Nobody takes them out after the end.
@@ -328,6 +331,10 @@ impl Shared {
     }
 
     pub fn life_released(&self, life: Life) {
+        let gate = self.parked.lock().withdraw(life.0, life.1);
+        if let Some(gate) = gate {
+            gate.pass();
+        }
         if self.finished.lock().is_queued(life) {
             self.released.lock().insert(life);
             drop(self.direct_save.lock());

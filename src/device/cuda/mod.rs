@@ -4,9 +4,11 @@
 //! - `context.rs`: the engine's context, made current around our calls
 //! - `event.rs`: a point in a stream's work
 //! - `transit.rs`: one batch of copies, on a stream of ours
+//! - `backing.rs`: memory that others are to reach
 
 #![allow(unsafe_code, reason = "calls the functions of a foreign library")]
 
+mod backing;
 mod context;
 mod driver;
 mod event;
@@ -18,10 +20,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CU_MEMHOSTREGISTER_PORTABLE as PINNED_FOR_ALL_CONTEXTS, CUcontext};
 
+use super::memory::Memory;
 use super::{Device, Direction, Event, HostMemory, Pin, StagingMemory, Stream, Transfer};
 use crate::error::{Result, bail};
-use crate::layout::{Layout, Part};
+use crate::layout::{Backing, Layout, Part};
 use crate::sync::Mutex;
+use backing::Landing;
 use context::Context;
 use driver::Driver;
 use event::OwnEvent;
@@ -36,6 +40,7 @@ pub struct CudaDevice {
     name: String,
     /// Streams of ours on which nothing runs.
     idle: Mutex<Vec<Transit>>,
+    landing: Landing,
 }
 
 impl CudaDevice {
@@ -51,6 +56,7 @@ impl CudaDevice {
             name: format!("CUDA device {}", context.ordinal),
             context: Arc::new(context),
             idle: Mutex::new(Vec::new()),
+            landing: Landing::default(),
         })
     }
 
@@ -118,6 +124,27 @@ impl Device for CudaDevice {
             // SAFETY: who hands out an event's handle promises that it is alive.
             unsafe { self.context.driver.event_synchronize(event) }
         })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::Device
+    }
+
+    fn backing(&self, address: u64) -> Result<Option<Backing>> {
+        self.context
+            .run(|_| Ok(backing::backing(&self.context, address)))
+    }
+
+    fn landed(&self) -> Result<()> {
+        self.context.run(|_| self.landing.flush(&self.context))
+    }
+
+    fn reach(&self, address: u64) -> String {
+        let said = self
+            .context
+            .run(|_| Ok(backing::reach(&self.context, address)));
+        let text = said.unwrap_or_else(|error| error.to_string());
+        format!("{}: {text}", self.name)
     }
 
     fn stage(&self, bytes: u64) -> Result<StagingMemory> {

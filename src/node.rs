@@ -38,6 +38,32 @@ impl Budget {
     }
 }
 
+/// What one process has its network's adapter keep in place, in bytes. The kernel counts registrations of RDMA (`ib_umem_get`), and
+/// not what the CUDA driver pins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Locked {
+    /// Memory lent to the pool.
+    pub segment: u64,
+    /// Staging memory of both directions.
+    pub staging: u64,
+}
+
+impl Locked {
+    /// Refuses with `NoMemory` and the sum what exceeds the limit of a process; `None` is not known and refuses nothing.
+    pub fn check(&self, limit: Option<u64>) -> Result<()> {
+        let sum = self.segment.saturating_add(self.staging);
+        match limit {
+            Some(limit) if sum > limit => bail!(
+                NoMemory,
+                "RDMA locks {sum} bytes ({} of the pool's segment, up to {} of staging), and this process may lock {limit}; raise the limit (ulimit -l, LimitMEMLOCK), or lower global_segment_size or staging_buffer_bytes",
+                self.segment,
+                self.staging
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Memory that new work can have without pushing others out, in bytes: `MemAvailable` of
 /// `/proc/meminfo`. `None` where the kernel does not say.
 pub fn available_memory() -> Option<u64> {
@@ -119,6 +145,22 @@ mod tests {
             staging: u64::MAX,
         };
         assert!(huge.check(Some(u64::MAX - 1)).is_err());
+    }
+
+    #[test]
+    fn what_may_not_be_locked_is_refused_with_the_sum() {
+        let locked = Locked {
+            segment: 100,
+            staging: 20,
+        };
+        for enough in [Some(120), Some(u64::MAX), None] {
+            locked.check(enough).unwrap();
+        }
+        let error = locked.check(Some(119)).unwrap_err();
+        assert_eq!(error.kind(), Kind::NoMemory);
+        for number in ["locks 120 bytes", "100", "20", "may lock 119", "ulimit -l"] {
+            assert!(error.message().contains(number), "{error}");
+        }
     }
 
     #[test]

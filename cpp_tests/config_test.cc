@@ -76,8 +76,6 @@ TEST(Config, WhatThisBuildLacksIsRefusedByName) {
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1",
               "kvbridge": {"store": "mooncake-tcp"}})",
           unsupported, "mooncake-tcp");
-  refused(R"({"model_key": "m", "stage_through_host": false, "kvbridge": {"page_format": "raw"}})",
-          unsupported, "stage_through_host");
   refused(json("lacks", R"("soft_pin_ttl_ms": 5, )"), KVB_POOL_REFUSED, "soft_pin_ttl_ms");
   refused(json("lacks", R"("group_blocks": true, )"), KVB_POOL_REFUSED, "group_blocks");
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1", "protocol": "tcp",

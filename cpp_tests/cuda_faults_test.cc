@@ -1,6 +1,6 @@
 /* Each call of the driver that the library makes fails once, in whole passes: a status or lost
  * pages, and nothing else. */
-#include "cuda_rig.h"
+#include "cuda_direct_rig.h"
 
 namespace {
 
@@ -8,10 +8,11 @@ using namespace testing_cuda;
 
 /* What becomes of one life of a server: registration, a save, a load, the end. Nothing of it may
  * throw anything but statuses, and whatever was loaded is right. */
-void live(Gpu& gpu, const std::string& text, size_t regions) {
+void live(Gpu& gpu, const std::string& text, size_t regions,
+          const kvb_store_table* table = nullptr) {
   const auto one = slots(4), two = slots(4, 20);
   try {
-    Server server(text, gpu.pool, -1, false, regions);
+    Server server(text, Server::layout_of(gpu.pool, regions), -1, false, table);
     auto pass = [&](uint64_t id, const Pages& pages) {
       auto restored = server.admit(id, kPrompt, pages);
       server.worker.bind(server.build(id, kPrompt, restored));
@@ -71,6 +72,50 @@ const char* const kFunctions[] = {
     "cuMemHostGetDevicePointer_v2",
     "cuLaunchKernel",
 };
+
+/* In direct mode nothing is pinned or copied. */
+const char* const kDirectFunctions[] = {
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxGetDevice",
+    "cuPointerGetAttribute",
+    "cuEventSynchronize",
+    "cuEventRecord",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuDeviceGetAttribute",
+    "cuMemGetAddressRange_v2",
+    "cuFlushGPUDirectRDMAWrites",
+};
+
+TEST(CudaDirectFaults, EveryCallMayFail) {
+  long failures = 0;
+  for (const char* function : kDirectFunctions) {
+    for (long nth = 1;; ++nth) {
+      Gpu gpu;
+      DirectPool pool;
+      auto table = pool.table();
+      SCOPED_TRACE(std::string(function) + "-" + std::to_string(nth));
+      stand_in_reset();
+      /* The range of an address is then asked for in the older way. */
+      if (function == std::string("cuMemGetAddressRange_v2")) stand_in_hide_attribute(11, 1);
+      stand_in_fail(function, nth, 999);
+      live(gpu, direct_json(), 1, &table);
+      auto has_failed = *stand_in_failed() != 0;
+      stand_in_reset();
+      pool.await_release();
+      EXPECT_TRUE(pool.sorted_ranges().empty());
+      EXPECT_EQ(pool.strangers, 0);
+      auto more = stand_in_alive() - gpu.before - 2;
+      auto is_event = function == std::string("cuEventDestroy_v2");
+      EXPECT_EQ(more, has_failed && is_event ? 1 : 0);
+      gpu.before += more;
+      if (!has_failed) break;
+      ++failures;
+    }
+  }
+  EXPECT_GT(failures, 30);
+}
 
 /* By how many regions a page has, so that its pieces travel by copies, or by the kernel. */
 class CudaFaults : public testing::TestWithParam<size_t> {};

@@ -24,6 +24,10 @@ struct LentPool {
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   std::atomic<int> calls{0}, releases{0};
   std::string tenant;
+  /* Before a function's work, on the thread that it is called on. */
+  std::function<void(const std::string& name)> before;
+  /* Where the bytes of a piece are, if not at its address. */
+  std::function<char*(const kvb_piece&)> reach;
   /* Instead of a function's work; `name` is exist, put, get or remove. */
   std::function<int32_t(const std::string& name, const kvb_store_call& call)> instead;
 
@@ -41,6 +45,7 @@ struct LentPool {
     auto& pool = of(context);
     ++pool.calls;
     if (call->struct_size < sizeof *call) return -1;
+    if (pool.before) pool.before(name);
     if (pool.instead) return pool.instead(name, *call);
     std::lock_guard<std::mutex> lock(pool.mutex);
     pool.tenant = text(call->tenant);
@@ -58,7 +63,7 @@ struct LentPool {
       if (pool.objects.count(key) != 0) return KVB_PUT_ALREADY_THERE;
       auto& object = pool.objects[key];
       for (auto at = i == 0 ? 0 : call->piece_ends[i - 1]; at < call->piece_ends[i]; ++at)
-        object.append(pointer(call->pieces[at]), call->pieces[at].size);
+        object.append(pool.pointer(call->pieces[at]), call->pieces[at].size);
       pool.options[key] = {call->groups != nullptr ? text(call->groups[i]) : "-",
                            call->soft_pin_ttl_ms};
       return KVB_PUT_STORED;
@@ -75,7 +80,7 @@ struct LentPool {
       if (room != call->sizes[i]) return KVB_GET_WRONG_SIZE;
       size_t done = 0;
       for (auto at = first; at < call->piece_ends[i]; ++at)
-        done += found->second.copy(pointer(call->pieces[at]), call->pieces[at].size, done);
+        done += found->second.copy(pool.pointer(call->pieces[at]), call->pieces[at].size, done);
       return KVB_GET_LANDED;
     });
   }
@@ -99,7 +104,8 @@ struct LentPool {
   static int32_t health(void*) { return 0; }
   static void release(void* context) { ++of(context).releases; }
 
-  static char* pointer(const kvb_piece& piece) {
+  char* pointer(const kvb_piece& piece) const {
+    if (reach) return reach(piece);
     return reinterpret_cast<char*>(static_cast<uintptr_t>(piece.address));
   }
 

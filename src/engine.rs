@@ -119,6 +119,8 @@ pub struct Terms {
     pub supplies_fences: bool,
     /// Where this rank's cache lies.
     pub device: DeviceChoice,
+    /// The pool reads and writes the cache itself.
+    pub direct: bool,
     /// Requests must be prefill-only (a drafter is at work).
     pub context_only: bool,
     /// What the engine has to arrange.
@@ -129,7 +131,7 @@ pub struct Terms {
 
 impl Engine {
     /// Checks the description against itself and the configuration. `EngineRefused` names what
-    /// cannot take part and why, `Unsupported` what this build lacks.
+    /// cannot take part and why.
     pub fn terms(&self, config: &Config) -> Result<Terms> {
         self.check_shape()?;
         self.check_role(config.role())?;
@@ -138,12 +140,6 @@ impl Engine {
         } else {
             self.lookahead()?
         };
-        if !config.stage_through_host() {
-            bail!(
-                Unsupported,
-                "stage_through_host = false is not supported in this build"
-            );
-        }
         let (world, rank) = if self.attention_dp {
             (1, 0)
         } else {
@@ -163,6 +159,7 @@ impl Engine {
             async_load: reads && config.async_load(),
             supplies_fences: self.supplies_fences,
             device: self.device,
+            direct: !config.stage_through_host(),
             context_only: self.drafter != Drafter::None && config.role() != Role::Capacity,
             declarations: Declarations {
                 supports_attention_dp: true,

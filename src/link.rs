@@ -83,12 +83,13 @@ pub trait LocalWorker: Send + Sync {
 
     /// The scheduler forgot this life of a request: it ended, or its allocation was released. What is
     /// bound of it and not under way, or is bound later, must not move any more; on return its
-    /// asynchronous load does not write into its pages. Blocks: for the copy of one batch of that
-    /// load at most.
+    /// asynchronous load does not write into its pages, unless the pool does that itself: such pages are
+    /// pinned until its call returned. Blocks: for the copy of one batch of that load at most.
     fn life_ended(&self, request_id: u64, generation: u64);
 
-    /// [`LocalWorker::life_ended`] for a life whose pages are the engine's already: queued saves do not
-    /// read them any more either. Blocks: for the copy of one batch of a load or save at most.
+    /// To be followed by [`LocalWorker::life_ended`], for a life whose pages are the engine's already: queued saves do
+    /// not read them any more either, and its asynchronous load does not write into them. Blocks: for the copy of one batch
+    /// of a load or save at most; where the pool uses the cache itself, for its call.
     fn life_released(&self, request_id: u64, generation: u64);
 
     /// Whether transfers of the request are queued or run that a scheduler before this one ordered.

@@ -317,7 +317,7 @@ fn a_pool_that_keeps_too_much_is_left_alone() {
     rig.check(50);
     rig.drain();
     assert_eq!(rig.faulty.count(Call::Any).calls, calls);
-    let said = lines.take("until this process starts again");
+    let said = lines.take("until this worker or store is made anew");
     assert_eq!(said.len(), 1);
 }
 

@@ -22,6 +22,9 @@ constexpr int kDevices = 2;
 
 inline thread_local CUcontext t_current = nullptr;
 
+/* Its address stands for the thread. */
+inline thread_local char t_thread = 0;
+
 /* A call of a function: counted, and made to fail or to do nothing where a test says so. */
 struct Call {
   Call(const char* function, bool needs_start) : lock(state().mutex) {
@@ -31,6 +34,8 @@ struct Call {
       return;
     }
     ++all.calls[function];
+    auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
+    all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
     auto& failure = all.failure;
     if (failure.code != 0 && (failure.function.empty() || failure.function == function)) {
       ++failure.seen;

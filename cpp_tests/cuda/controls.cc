@@ -1,4 +1,5 @@
 /* What tests do with the stand-in. See stand_in.h. */
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -91,6 +92,29 @@ void stand_in_reset() {
   state().failed = "";
   state().skipped.clear();
   state().calls.clear();
+  state().log.clear();
+  state().hidden.clear();
+}
+
+size_t stand_in_log(StandInCall* out, size_t room) {
+  Lock lock(state().mutex);
+  auto& log = state().log;
+  std::copy_n(log.begin(), std::min(room, log.size()), out);
+  return log.size();
+}
+
+void stand_in_hide_attribute(unsigned attribute, int on) {
+  Lock lock(state().mutex);
+  if (on != 0) {
+    state().hidden.insert(attribute);
+  } else {
+    state().hidden.erase(attribute);
+  }
+}
+
+void stand_in_set_attribute(int attribute, int value) {
+  Lock lock(state().mutex);
+  state().attributes[attribute] = value;
 }
 
 const char* stand_in_failed() {

@@ -18,6 +18,19 @@ static_assert(CUDA_ERROR_INVALID_DEVICE == 101 && CUDA_ERROR_INVALID_IMAGE == 20
               CUDA_ERROR_NOT_FOUND == 500 && CUDA_ERROR_ILLEGAL_ADDRESS == 700);
 static_assert(cudaStreamNonBlocking == 1 && cudaEventDisableTiming == 2 && cudaMemcpyDefault == 4);
 static_assert(CU_MEMHOSTREGISTER_DEVICEMAP == 2 && CU_MEMORYTYPE_UNIFIED == 4);
+static_assert(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR == 11 &&
+              CU_POINTER_ATTRIBUTE_RANGE_SIZE == 12 &&
+              CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE == 15 &&
+              CU_POINTER_ATTRIBUTE_MAPPING_SIZE == 18 &&
+              CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR == 19);
+static_assert(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED == 116 &&
+              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS == 117 &&
+              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING == 118 &&
+              CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED == 124 &&
+              CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST == 1 &&
+              CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER == 100 &&
+              CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX == 0 &&
+              CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER == 100);
 static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1 && CU_MEMCPY_SRC_ACCESS_ORDER_ANY == 3);
 /* Fields of a copy in rows. */
 #define SOURCE srcDevice
@@ -96,6 +109,9 @@ int main() {
   PRINT(cuMemHostUnregister);
   PRINT(cuMemHostGetDevicePointer_v2);
   PRINT(cuPointerGetAttribute);
+  PRINT(cuMemGetAddressRange_v2);
+  PRINT(cuDeviceGetAttribute);
+  PRINT(cuFlushGPUDirectRDMAWrites);
   PRINT(cuMemcpyAsync);
   PRINT(cuMemsetD8Async);
   PRINT(cuMemcpy2DAsync_v2);

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "call.h"
@@ -38,6 +39,22 @@ CUresult find_event(CUevent event) {
   NEED(is_current(), kInvalidContext);
   NEED(state().events.count(event) != 0, kInvalidHandle);
   NEED(event->context == t_current, kInvalidHandle);
+  return 0;
+}
+
+/* Twice: where its address points nothing can be read or written, and the bytes are elsewhere. */
+CUresult allocate(CUdeviceptr* start, size_t size, size_t mapping) {
+  NEED(size > 0, kInvalidValue);
+  NEED(is_current(), kInvalidContext);
+  int file = memfd_create("stand-in", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(pages(size))) != 0) return kOutOfMemory;
+  void* address = mmap(nullptr, pages(size), PROT_NONE, MAP_SHARED, file, 0);
+  void* bytes = mmap(nullptr, pages(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (address == MAP_FAILED || bytes == MAP_FAILED) return kOutOfMemory;
+  auto number = reinterpret_cast<uintptr_t>(address);
+  state().memory[number] = {size,   static_cast<char*>(bytes), true, t_current->device, file, 0,
+                            mapping};
+  *start = number;
   return 0;
 }
 
@@ -239,20 +256,15 @@ CUresult cuEventSynchronize(CUevent event) {
 
 /* ---- memory ---- */
 
-/* Twice: where its address points nothing can be read or written, and the bytes are elsewhere. */
 CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size) {
   ENTER();
-  NEED(size > 0, kInvalidValue);
-  NEED(is_current(), kInvalidContext);
-  int file = memfd_create("stand-in", MFD_CLOEXEC);
-  if (file < 0 || ftruncate(file, static_cast<off_t>(pages(size))) != 0) return kOutOfMemory;
-  void* address = mmap(nullptr, pages(size), PROT_NONE, MAP_SHARED, file, 0);
-  void* bytes = mmap(nullptr, pages(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (address == MAP_FAILED || bytes == MAP_FAILED) return kOutOfMemory;
-  auto number = reinterpret_cast<uintptr_t>(address);
-  state().memory[number] = {size, static_cast<char*>(bytes), true, t_current->device, file, 0};
-  *start = number;
-  return 0;
+  return allocate(start, size, 0);
+}
+
+CUdeviceptr stand_in_reserve(size_t size, size_t mapping) {
+  Lock lock(state().mutex);
+  CUdeviceptr start = 0;
+  return allocate(&start, size, mapping) == 0 ? start : 0;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr start) {
@@ -265,7 +277,6 @@ CUresult cuMemFree_v2(CUdeviceptr start) {
   state().memory.erase(it);
   return 0;
 }
-
 CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
   ENTER();
   NEED(start != nullptr && size > 0 && flags <= 3, kInvalidValue);
@@ -303,6 +314,10 @@ CUresult cuPointerGetAttribute(void* out, unsigned attribute, CUdeviceptr addres
   uintptr_t start = 0;
   auto memory = find_memory(address, &start);
   NEED(memory != nullptr, kInvalidValue);
+  NEED(state().hidden.count(attribute) == 0, kNotSupported);
+  /* The mapping that holds the address. */
+  auto size = memory->mapping == 0 ? memory->size : memory->mapping;
+  size_t into = memory->mapping == 0 ? 0 : (address - start) / size * size;
   switch (attribute) {
     case 2: /* the kind of memory: 1 the host's, 2 a device's */
       *static_cast<unsigned*>(out) = memory->of_device ? 2 : 1;
@@ -310,9 +325,50 @@ CUresult cuPointerGetAttribute(void* out, unsigned attribute, CUdeviceptr addres
     case 9: /* the device's number */
       *static_cast<int*>(out) = memory->device;
       return 0;
+    case 11: /* start and size of the reservation */
+      *static_cast<CUdeviceptr*>(out) = start;
+      return 0;
+    case 12:
+      *static_cast<size_t*>(out) = memory->size;
+      return 0;
+    case 15: /* whether network adapters can reach it */
+      *static_cast<unsigned*>(out) = memory->of_device ? 1 : 0;
+      return 0;
+    case 18: /* size and start of the mapping */
+      *static_cast<size_t*>(out) = std::min(size, memory->size - into);
+      return 0;
+    case 19:
+      *static_cast<CUdeviceptr*>(out) = start + into;
+      return 0;
     default:
       return kNotSupported;
   }
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* start, size_t* size, CUdeviceptr address) {
+  ENTER();
+  uintptr_t found = 0;
+  auto memory = find_memory(address, &found);
+  NEED(memory != nullptr && memory->of_device, kInvalidValue);
+  *start = found;
+  *size = memory->size;
+  return 0;
+}
+
+CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
+  ENTER();
+  NEED(device == 0 || device == 1, 101);
+  auto known = state().attributes.find(attribute);
+  NEED(known != state().attributes.end(), kInvalidValue);
+  *value = known->second;
+  return 0;
+}
+
+CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  ENTER();
+  NEED(target == 0 && (scope == 100 || scope == 200), kInvalidValue);
+  NEED(is_current(), kInvalidContext);
+  return 0;
 }
 
 /* ---- work ---- */

@@ -88,6 +88,9 @@ CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags);
 CUresult cuMemHostUnregister(void* start);
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* seen, void* start, unsigned flags);
 CUresult cuPointerGetAttribute(void* out, unsigned attribute, CUdeviceptr address);
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* start, size_t* size, CUdeviceptr address);
+CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device);
+CUresult cuFlushGPUDirectRDMAWrites(int target, int scope);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* rows, CUstream stream);
 CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
@@ -110,6 +113,14 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 /* A context of device 0 or 1, and its end. Not a primary one. */
 CUcontext stand_in_context(int device);
 void stand_in_destroy_context(CUcontext context);
+
+/* A reservation of addresses on the current context's device, mapped from its start to its end in
+ * pieces of `mapping` bytes. Freed by cuMemFree_v2; a driver would do both by other functions. */
+CUdeviceptr stand_in_reserve(size_t size, size_t mapping);
+/* The driver does not know this attribute of pointers. */
+void stand_in_hide_attribute(unsigned attribute, int on);
+/* What a device says of itself, beside cuDeviceGetAttribute's first answers. */
+void stand_in_set_attribute(int attribute, int value);
 
 /* Bytes of device memory, read and written at once, whatever streams do. Another range than one of
  * an allocation ends the process. */
@@ -135,6 +146,17 @@ void stand_in_exempt(int on);
 long stand_in_calls(const char* function);
 /* The function that failed last since then, or "". */
 const char* stand_in_failed(void);
+/* One call of a function: not of an exempt thread, nor of cuGetErrorName. */
+struct StandInCall {
+  const char* function;
+  /* Of the context that was current, -1 without one. */
+  int device;
+  /* Equal for calls of one thread. */
+  uintptr_t thread;
+};
+/* Calls since the last reset, in their order; answers how many there are, and copies what there is
+ * room for. */
+size_t stand_in_log(StandInCall* out, size_t room);
 /* Ends failures and skips, and counts from 0. */
 void stand_in_reset(void);
 /* How many threads wait in this function. */

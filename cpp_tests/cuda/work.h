@@ -70,6 +70,8 @@ struct Allocation {
   int file;
   /* Where a device sees registered memory of the host; 0: nowhere. */
   uintptr_t seen;
+  /* Size of the mappings that it consists of; 0: it is one. */
+  size_t mapping = 0;
 };
 
 struct State {
@@ -81,6 +83,9 @@ struct State {
   long waiting = 0;
   std::map<std::string, long> waiting_in;
   std::map<std::string, long> calls;
+  std::vector<StandInCall> log;
+  std::set<unsigned> hidden;
+  std::map<int, int> attributes = {{116, 1}, {117, 1}, {118, 0}, {124, 0}};
   std::set<std::string> skipped;
   Failure failure;
   const char* failed = "";

@@ -151,14 +151,17 @@ under_valgrind() {
     --errors-for-leak-kinds=definite --fair-sched=yes "$@"
 }
 
-# check_valgrind BUILD: what takes seconds there, where threads take turns: not the engine and the
-# replays.
+# check_valgrind BUILD: what takes seconds there, where threads take turns: not the replays, and the engine
+# on the device alone.
 check_valgrind() {
   local planted=$1/cpp_tests/kvbridge_planted
   local program end
   for program in kvbridge_tests kvbridge_plugin_test; do
     must "$program" under_valgrind "$1/cpp_tests/$program" --gtest_brief=1
   done
+  # The loader has to find the stand-in as the driver's library.
+  LD_LIBRARY_PATH=$1/cpp_tests/cuda must kvbridge_cuda_tests \
+    under_valgrind "$1/cpp_tests/kvbridge_cuda_tests" --gtest_brief=1
   for end in return close free; do
     must "a process that ends by $end" under_valgrind "$1/cpp_tests/kvbridge_plugin_exit" "$end"
   done

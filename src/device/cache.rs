@@ -7,7 +7,7 @@
 
 use super::{Device, Direction, Stream, Transfer};
 use crate::error::{Result, bail};
-use crate::layout::{Layout, Part};
+use crate::layout::{GroupLayout, Layout, Part};
 use crate::staging::Slots;
 use crate::sync::Arc;
 
@@ -102,6 +102,27 @@ impl CacheMemory {
         result
     }
 
+    /// The layer group of a page, which has such a part.
+    pub(super) fn group_with(&self, page: &PageRef) -> Result<&GroupLayout> {
+        let Some(group) = self.layout.groups().get(usize::from(page.group)) else {
+            let groups = self.layout.groups().len();
+            bail!(
+                OutOfRange,
+                "layer group at position {} of {groups}",
+                page.group
+            );
+        };
+        if group.page_bytes(page.part) == 0 {
+            bail!(
+                InvalidArgument,
+                "layer group {} has no {:?} page",
+                group.group().id,
+                page.part
+            );
+        }
+        Ok(group)
+    }
+
     /// Writes down every copy that `pages` need, or finds what is wrong with them.
     fn describe(
         &self,
@@ -112,22 +133,8 @@ impl CacheMemory {
     ) -> Result<()> {
         scratch.clear();
         for page in pages {
-            let Some(group) = self.layout.groups().get(usize::from(page.group)) else {
-                let groups = self.layout.groups().len();
-                bail!(
-                    OutOfRange,
-                    "layer group at position {} of {groups}",
-                    page.group
-                );
-            };
+            let group = self.group_with(page)?;
             let (id, bytes) = (group.group().id, group.page_bytes(page.part));
-            if bytes == 0 {
-                bail!(
-                    InvalidArgument,
-                    "layer group {id} has no {:?} page",
-                    page.part
-                );
-            }
             let subscript = group.subscript(page.index)?;
             let Some(slot) = slots.slot_range(page.slot) else {
                 bail!(

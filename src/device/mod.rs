@@ -15,20 +15,23 @@
 mod cache;
 pub mod cuda;
 pub mod host;
+mod lent;
 pub mod memory;
 
 pub(crate) use cache::Scratch;
 pub use cache::{CacheMemory, PageRef};
 pub use cuda::CudaDevice;
 pub use host::{HostDevice, HostMemory};
+pub use lent::LentPages;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 
 use crate::engine::DeviceChoice;
 use crate::error::{Result, bail};
-use crate::layout::{Layout, Range};
+use crate::layout::{Backing, Layout, Range};
 use crate::sync::Arc;
+use memory::Memory;
 
 /// A queue of work on the device, as the engine knows it: the raw handle, 0 for the default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -110,6 +113,27 @@ pub trait Device: Send + Sync {
             "the event {event:#x} is one of CUDA, and the cache lies in {} memory",
             self.name()
         )
+    }
+
+    /// Whose instructions reach a cache on this device.
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+
+    /// What is known of the memory at an address of the cache beyond what the layout says of it.
+    fn backing(&self, _address: u64) -> Result<Option<Backing>> {
+        Ok(None)
+    }
+
+    /// Makes what others than this device, a network's adapter say, have written into the cache visible to work that is
+    /// put on any stream from now on. Blocks until it is. `DeviceFailed`: it may not be.
+    fn landed(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What speaks for and against others reaching the cache's memory at an address, for people; empty if nothing does.
+    fn reach(&self, _address: u64) -> String {
+        String::new()
     }
 
     /// Page-aligned host memory, zeroed, that this device copies to and from at full speed.

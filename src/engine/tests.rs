@@ -187,11 +187,11 @@ fn d3_drafters_are_allowed_by_list() {
 }
 
 #[test]
-fn what_this_build_lacks_is_refused() {
-    let refused =
-        |engine: Engine, more: &str| engine.terms(&config("both", more)).unwrap_err().kind();
+fn pools_may_use_the_cache_itself() {
     let direct = r#", "stage_through_host": false, "kvbridge": {"page_format": "raw"}"#;
-    assert_eq!(refused(engine(), direct), Kind::Unsupported);
+    let terms = |more: &str| engine().terms(&config("both", more)).unwrap();
+    assert!(terms(direct).direct);
+    assert!(!terms("").direct);
 }
 
 #[test]

@@ -155,12 +155,16 @@ pub unsafe extern "C" fn kvb_worker_declarations(
 /// kvb_worker_shutdown returned. A layout that is registered after an unregistration must describe
 /// the same pages; addresses and slot counts may differ.
 ///
+/// With stage_through_host = false it is registered with the pool itself.
+///
 /// Blocks: while staging memory is set up.
 /// Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
 /// KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration, or its memory or the
 /// current context is not of the device; KVB_CONTRADICTION, other pages than before; KVB_NO_DEVICE, no CUDA
 /// context is current; KVB_DEVICE_FAILED; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
-/// KVB_POOL_FAILED, the pool refuses the staging memory; KVB_BUSY, it did not answer in time.
+/// KVB_POOL_FAILED, the pool refuses the staging memory or, with stage_through_host = false, the cache's;
+/// KVB_POOL_REFUSED, with the same, pages have more pieces than the pool takes; KVB_BUSY, it did not answer in time:
+/// with the same it may use the memory whenever it does, so that this has to stay.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_register_layout(
     worker: *mut kvb_worker,
@@ -183,9 +187,10 @@ pub unsafe extern "C" fn kvb_worker_register_layout(
 /// Gives the cache memory back: when this returns KVB_OK nothing of the library touches it.
 ///
 /// Blocks: until asynchronous loads under way ended, at most load_timeout_ms (they fail), and queued
-/// saves, at most save_timeout_ms.
+/// saves, at most save_timeout_ms; with stage_through_host = false as long again for late calls of the pool.
 /// Errors: KVB_BAD_STATE, no layout is registered; KVB_BUSY, some are still running, and the layout
-/// stays registered.
+/// stays registered. With stage_through_host = false also when the pool may still use pages of the cache, or does
+/// not give parts of it back; calling again tries those again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_unregister_layout(worker: *mut kvb_worker) -> kvb_status {
     guard("kvb_worker_unregister_layout", || {
@@ -265,7 +270,9 @@ pub unsafe extern "C" fn kvb_worker_bind(
 /// Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
 /// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
 /// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
-/// attention DP a lost page is no error: see kvb_worker_take_failed_loads.
+/// attention DP a lost page is no error: see kvb_worker_take_failed_loads. With stage_through_host = false
+/// KVB_LOAD_FAILED on any rank, and in every later call, when the pool may still write into pages of a load that
+/// failed: none of its requests is handed back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_start_load(
     worker: *mut kvb_worker,

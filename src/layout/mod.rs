@@ -17,8 +17,10 @@ mod region;
 mod tests;
 
 pub use pool::Pool;
-pub use ranges::Range;
+pub use ranges::{Backing, Range, Ranges};
 pub use region::{Piece, Region};
+
+use std::collections::BTreeMap;
 
 use crate::error::{Result, bail};
 
@@ -109,6 +111,25 @@ impl GroupLayout {
         let index = self.subscript(index)?;
         out.extend(self.regions(part).iter().map(|region| region.piece(index)));
         Ok(())
+    }
+
+    /// The most pieces that a page has when none reaches over an end of these ranges.
+    pub fn most_pieces(&self, part: Part, ranges: &Ranges) -> usize {
+        let mut cuts: BTreeMap<u64, usize> = BTreeMap::new();
+        for region in self.regions(part) {
+            for end in ranges.ends_inside(region.base, region.end()) {
+                // The stride of a single slot means nothing.
+                let slot = match region.slots {
+                    1 => 0,
+                    _ => (end - region.base) / region.stride,
+                };
+                let piece = region.piece(slot);
+                if slot < self.slots && piece.address < *end && *end < piece.address + piece.size {
+                    *cuts.entry(slot).or_default() += 1;
+                }
+            }
+        }
+        self.regions(part).len() + cuts.into_values().max().unwrap_or(0)
     }
 
     /// The index as a subscript that every region of the group has.
@@ -269,11 +290,14 @@ impl Layout {
 
     /// The address ranges to register so that every page is covered: neighbouring and overlapping
     /// ones of one reservation merged, then cut at multiples of the mapping size counted from the
-    /// reservation's base. Ascending and disjoint for a layout that passed
-    /// [`validate`](Self::validate).
-    pub fn registration_ranges(&self) -> Vec<Range> {
+    /// reservation's base. `backing` is what a device says about the memory at an address, if it does:
+    /// its word on the reservation goes before the layout's, and ranges end where its mappings do.
+    /// Ascending and disjoint for a layout that passed [`validate`](Self::validate).
+    ///
+    /// Errors: those of `backing`; `InvalidArgument` for an absurd number of ranges.
+    pub fn ranges(&self, backing: impl FnMut(u64) -> Result<Option<Backing>>) -> Result<Ranges> {
         let regions = self.all_regions().map(|(_, _, region)| region);
-        ranges::registration_ranges(regions, self.mapping_bytes)
+        ranges::registration_ranges(regions, self.mapping_bytes, backing)
     }
 
     /// Every region with its group's id and its part.

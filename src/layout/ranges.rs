@@ -1,6 +1,6 @@
 //! Registration ranges: what a pool or a driver is told about once, instead of page by page.
 
-use super::Region;
+use super::{Piece, Region};
 use crate::error::{Result, bail};
 
 /// Most ranges that one layout may be cut into. A real cache has thousands; more means that the
@@ -14,6 +14,60 @@ pub struct Range {
     pub start: u64,
     /// Length in bytes.
     pub size: u64,
+}
+
+/// What a device says about the memory at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backing {
+    /// Start of the address reservation, or of the allocation, that it belongs to.
+    pub reservation_base: u64,
+    /// First address behind the mapping, or the allocation, that it belongs to.
+    pub end: u64,
+}
+
+/// The ranges of a layout, ascending; see [`Layout::ranges`](super::Layout::ranges).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ranges {
+    list: Vec<Range>,
+    /// Where the ranges end, ascending: no piece that a pool is given reaches over one.
+    ends: Vec<u64>,
+}
+
+impl Ranges {
+    fn new(list: Vec<Range>) -> Self {
+        // A range lies within 64-bit addresses.
+        let mut ends: Vec<u64> = list.iter().map(|range| range.start + range.size).collect();
+        ends.sort_unstable();
+        Self { list, ends }
+    }
+
+    /// All of them.
+    pub fn list(&self) -> &[Range] {
+        &self.list
+    }
+
+    /// Appends a piece to `out`, in as many parts as ranges that it reaches into.
+    pub fn split(&self, piece: Piece, out: &mut Vec<Piece>) {
+        let (mut address, end) = (piece.address, piece.address + piece.size);
+        for &cut in self.ends_inside(address, end) {
+            out.push(Piece {
+                address,
+                size: cut - address,
+            });
+            address = cut;
+        }
+        out.push(Piece {
+            address,
+            size: end - address,
+        });
+    }
+
+    /// The ends of ranges between two addresses, both excluded.
+    pub(super) fn ends_inside(&self, start: u64, end: u64) -> &[u64] {
+        let first = self.ends.partition_point(|&cut| cut <= start);
+        let behind = self.ends.partition_point(|&cut| cut < end);
+        self.ends.get(first..behind).unwrap_or_default()
+    }
 }
 
 /// A merged range before it is cut.
@@ -35,13 +89,6 @@ impl Extent {
         }
     }
 
-    /// The first mapping boundary behind `at`, or the end.
-    fn cut_behind(&self, at: u64, mapping: u64) -> u64 {
-        let into = (at - self.origin()) % mapping;
-        at.checked_add(mapping - into)
-            .map_or(self.end, |boundary| boundary.min(self.end))
-    }
-
     /// How many pieces cutting gives. `mapping` is not 0.
     fn count(&self, mapping: u64) -> u64 {
         let first = (self.start - self.origin()) / mapping;
@@ -50,20 +97,34 @@ impl Extent {
     }
 }
 
-/// The ranges of `regions`, merged within each reservation and cut at multiples of `mapping`
-/// (0: not cut) counted from the reservation's base; ascending.
+/// The ranges of `regions`, merged within each reservation, cut at multiples of `mapping` (0: not cut)
+/// counted from the reservation's base, and where the memory ends that `backing` says that an address
+/// belongs to; ascending. What it says of the base replaces the regions' word.
 pub(super) fn registration_ranges<'a>(
     regions: impl Iterator<Item = &'a Region>,
     mapping: u64,
-) -> Vec<Range> {
+    mut backing: impl FnMut(u64) -> Result<Option<Backing>>,
+) -> Result<Ranges> {
     let mut ranges = Vec::new();
     for extent in merged(regions) {
         let mut start = extent.start;
         while start < extent.end {
-            let end = match mapping {
-                0 => extent.end,
-                _ => extent.cut_behind(start, mapping),
-            };
+            // An answer that is not about this address says nothing.
+            let known = backing(start)?
+                .filter(|known| known.reservation_base <= start && start < known.end);
+            let origin = known.map_or(extent.origin(), |known| known.reservation_base);
+            let mut end = known.map_or(extent.end, |known| known.end.min(extent.end));
+            if mapping > 0
+                && let Some(boundary) = start.checked_add(mapping - (start - origin) % mapping)
+            {
+                end = end.min(boundary);
+            }
+            if ranges.len() as u64 >= MAX_RANGES {
+                bail!(
+                    InvalidArgument,
+                    "the mappings of the layout's memory cut it into more than {MAX_RANGES} ranges"
+                );
+            }
             ranges.push(Range {
                 start,
                 size: end - start,
@@ -71,7 +132,7 @@ pub(super) fn registration_ranges<'a>(
             start = end;
         }
     }
-    ranges
+    Ok(Ranges::new(ranges))
 }
 
 /// `InvalidArgument` if cutting at `mapping` gives an absurd number of ranges.

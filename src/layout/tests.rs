@@ -37,6 +37,11 @@ fn layout(mapping: u64, regions: &[Region]) -> Result<Layout> {
     Ok(layout)
 }
 
+/// Without a device's word.
+fn ranges_of(layout: &Layout) -> Vec<Range> {
+    layout.ranges(|_| Ok(None)).unwrap().list().to_vec()
+}
+
 fn refusal(result: Result<Layout>) -> Error {
     let error = result.expect_err("refused");
     assert_eq!(error.kind(), Kind::InvalidArgument);
@@ -275,7 +280,7 @@ fn a_layer_first_pool_is_one_region_per_layer() {
     assert_eq!(layout.groups()[0].regions(Part::Replicated), expected);
     assert!(layout.groups()[0].regions(Part::Sharded).is_empty());
     assert_eq!(
-        layout.registration_ranges(),
+        ranges_of(&layout),
         [Range {
             start: 0x1000,
             size: 960
@@ -355,7 +360,7 @@ fn ranges_are_cut_at_mappings_of_the_reservation() {
         ..region(reservation + 8 * MIB, MIB, MIB, 100)
     };
     let cuts = |mapping, cache: Region| -> Vec<(u64, u64)> {
-        let ranges = layout(mapping, &[cache]).unwrap().registration_ranges();
+        let ranges = ranges_of(&layout(mapping, &[cache]).unwrap());
         ranges
             .iter()
             .map(|r| ((r.start - reservation) / MIB, r.size / MIB))
@@ -387,12 +392,124 @@ fn ranges_of_different_reservations_stay_apart() {
         at(6144, 6144),
         at(8192, 6144),
     ];
-    let ranges = layout(0, &regions).unwrap().registration_ranges();
+    let ranges = ranges_of(&layout(0, &regions).unwrap());
     let pairs: Vec<_> = ranges
         .iter()
         .map(|range| (range.start, range.size))
         .collect();
     assert_eq!(pairs, [(4096, 2048), (6144, 1024), (8192, 1024)]);
+}
+
+/// A reservation of one kind of mappings, as a device reports it.
+fn mapped(base: u64, mapping: u64) -> impl FnMut(u64) -> Result<Option<Backing>> {
+    move |address| {
+        let number = (address - base) / mapping;
+        Ok(Some(Backing {
+            reservation_base: base,
+            end: base + (number + 1) * mapping,
+        }))
+    }
+}
+
+#[test]
+fn the_devices_word_on_a_reservation_goes_before_the_layouts() {
+    let reservation = 1 << 40;
+    let cache = region(reservation + 8 * MIB, MIB, MIB, 100);
+    let sizes = |layout: Layout, mapping| -> Vec<u64> {
+        let ranges = layout.ranges(mapped(reservation, mapping)).unwrap();
+        let list = ranges.list();
+        assert_eq!(list[0].start, cache.base);
+        list.iter().map(|range| range.size / MIB).collect()
+    };
+    let plain = || layout(0, &[cache]).unwrap();
+    assert_eq!(sizes(plain(), 32 * MIB), [24, 32, 32, 12]);
+    // A size of the layout's own is counted from the device's base, too.
+    assert_eq!(
+        sizes(layout(32 * MIB, &[cache]).unwrap(), 1024 * MIB),
+        [24, 32, 32, 12]
+    );
+    assert_eq!(
+        sizes(layout(48 * MIB, &[cache]).unwrap(), 32 * MIB),
+        [24, 16, 16, 32, 12]
+    );
+    // A device that knows nothing, or something else.
+    assert_eq!(
+        layout(0, &[cache])
+            .unwrap()
+            .ranges(|_| Ok(None))
+            .unwrap()
+            .list()
+            .len(),
+        1
+    );
+    for (reservation_base, end) in [(0, cache.base), (cache.base + 1, u64::MAX)] {
+        let wrong = Backing {
+            reservation_base,
+            end,
+        };
+        let ranges = layout(0, &[cache])
+            .unwrap()
+            .ranges(|_| Ok(Some(wrong)))
+            .unwrap();
+        assert_eq!(ranges.list().len(), 1);
+    }
+    let error = layout(0, &[cache])
+        .unwrap()
+        .ranges(mapped(reservation, 64))
+        .unwrap_err();
+    assert!(
+        error.message().contains("more than 1048576 ranges"),
+        "{error}"
+    );
+}
+
+#[test]
+fn neighbouring_allocations_are_ranges_of_their_own() {
+    let cache = region(4096, 64, 64, 32);
+    let backing = |address: u64| {
+        let base = if address < 5000 { 4096 } else { 5000 };
+        let end = if address < 5000 { 5000 } else { 9000 };
+        Ok(Some(Backing {
+            reservation_base: base,
+            end,
+        }))
+    };
+    let ranges = layout(0, &[cache]).unwrap().ranges(backing).unwrap();
+    let pairs: Vec<_> = ranges.list().iter().map(|r| (r.start, r.size)).collect();
+    assert_eq!(pairs, [(4096, 904), (5000, 1144)]);
+}
+
+#[test]
+fn pieces_that_straddle_a_mapping_are_two() {
+    let reservation = 1 << 40;
+    // 100 MiB from 8 MiB on, in pages of 10 MiB: boundaries at 32, 64 and 96 MiB lie inside of pages.
+    let cache = region(reservation + 8 * MIB, 10 * MIB, 10 * MIB, 10);
+    let layout = layout(0, &[cache]).unwrap();
+    let ranges = layout.ranges(mapped(reservation, 32 * MIB)).unwrap();
+    let group = &layout.groups()[0];
+    let parts = |index| -> Vec<(u64, u64)> {
+        let (mut whole, mut parts) = (Vec::new(), Vec::new());
+        group.pieces(Part::Sharded, index, &mut whole).unwrap();
+        whole
+            .iter()
+            .for_each(|piece| ranges.split(*piece, &mut parts));
+        parts
+            .iter()
+            .map(|piece| ((piece.address - reservation) / MIB, piece.size / MIB))
+            .collect()
+    };
+    assert_eq!(parts(0), [(8, 10)]);
+    assert_eq!(parts(2), [(28, 4), (32, 6)]);
+    assert_eq!(parts(5), [(58, 6), (64, 4)]);
+    assert_eq!(parts(8), [(88, 8), (96, 2)]);
+    assert_eq!(group.most_pieces(Part::Sharded, &ranges), 2);
+    // Boundaries between pages cut none.
+    let fitting = layout
+        .ranges(mapped(reservation + 8 * MIB, 20 * MIB))
+        .unwrap();
+    assert_eq!(fitting.list().len(), 5);
+    assert_eq!(group.most_pieces(Part::Sharded, &fitting), 1);
+    assert_eq!(group.most_pieces(Part::Replicated, &fitting), 0);
 }
 
 #[test]
@@ -455,7 +572,7 @@ proptest! {
     fn pages_lie_inside_the_ranges(regions in any_regions(), mapping in 1u64..40) {
         let Ok(cut) = layout(mapping, &regions) else { return Ok(()) };
         let group = &cut.groups()[0];
-        let ranges = cut.registration_ranges();
+        let ranges = ranges_of(&cut);
 
         let mut pieces = Vec::new();
         for index in 0..group.slots() {
@@ -473,13 +590,32 @@ proptest! {
         for pair in ranges.windows(2) {
             prop_assert!(pair[0].start + pair[0].size <= pair[1].start);
         }
-        let whole = layout(0, &regions).unwrap().registration_ranges();
+        let whole = ranges_of(&layout(0, &regions).unwrap());
         let spread = |ranges: &[Range]| -> Vec<u64> {
             ranges.iter().flat_map(|r| r.start..r.start + r.size).collect()
         };
         prop_assert_eq!(spread(&ranges), spread(&whole));
 
         let reservations: Vec<u64> = regions.iter().map(|r| r.reservation_base).filter(|&r| r != 0).collect();
+        let cut_by = cut.ranges(|_| Ok(None)).unwrap();
+        let mut most = 0;
+        for index in 0..group.slots() {
+            let (mut whole, mut parts) = (Vec::new(), Vec::new());
+            group.pieces(Part::Sharded, index as i32, &mut whole).unwrap();
+            whole.iter().for_each(|piece| cut_by.split(*piece, &mut parts));
+            most = most.max(parts.len());
+            for part in &parts {
+                let within = |r: &&Range| r.start <= part.address && part.address + part.size <= r.start + r.size;
+                prop_assert!(part.size > 0);
+                prop_assert_eq!(ranges.iter().filter(within).count(), 1);
+            }
+            let bytes = |list: &[Piece]| -> Vec<u64> {
+                list.iter().flat_map(|piece| piece.address..piece.address + piece.size).collect()
+            };
+            prop_assert_eq!(bytes(&whole), bytes(&parts));
+        }
+        prop_assert_eq!(group.most_pieces(Part::Sharded, &cut_by), most);
+
         if reservations.len() == regions.len() && reservations.iter().all(|&r| r == reservations[0]) {
             for range in &ranges {
                 let (first, last) = (range.start - reservations[0], range.start + range.size - 1 - reservations[0]);

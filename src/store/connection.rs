@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::embedded::{self, Pool};
 use super::{Capabilities, Store, host, mooncake};
-use crate::config::{Config, StoreKind};
-use crate::engine::Engine;
+use crate::config::{Config, Role, StoreKind};
+use crate::engine::{DeviceChoice, Engine, Terms};
 use crate::error::{Result, bail};
 use crate::node::{self, Budget};
 use crate::sync::SystemClock;
@@ -76,6 +76,10 @@ impl Connection {
                 Ok(Self::Embedded(pool))
             }
             (StoreKind::Mooncake, None) => {
+                check_direct(
+                    &terms,
+                    &mooncake::capabilities(config.tenant_id().is_some()),
+                )?;
                 budget.check(node::available_memory())?;
                 let patience = mooncake::Patience::new(config);
                 let connection = mooncake::Connection::open(config, patience)?;
@@ -161,6 +165,25 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
                 can.name
             );
         }
+    }
+    Ok(())
+}
+
+/// Refuses a store that cannot reach the cache where it shall read and write that itself.
+///
+/// Errors: `PoolRefused`.
+pub fn check_direct(terms: &Terms, can: &Capabilities) -> Result<()> {
+    let is_needed = terms.direct && terms.role != Role::Capacity;
+    if is_needed && matches!(terms.device, DeviceChoice::Cuda(_)) && !can.device_memory {
+        let hint = match can.name {
+            "host" => "its table does not say that its functions can",
+            _ => "\"host\" can if its functions can",
+        };
+        bail!(
+            PoolRefused,
+            "stage_through_host = false, and the cache lies on a device, but the store \"{}\" takes memory of the host alone; {hint}",
+            can.name
+        );
     }
     Ok(())
 }

@@ -147,6 +147,11 @@ impl<'a, P> Pieces<'a, P> {
         }
     }
 
+    /// One piece per key, or several if `ends` says so, as for [`grouped`](Self::grouped).
+    pub fn of_each(pieces: &'a mut [P], ends: Option<&'a [usize]>) -> Self {
+        Self { pieces, ends }
+    }
+
     /// Whether this describes exactly `keys` keys and every piece belongs to one.
     pub fn fits(&self, keys: usize) -> bool {
         match self.ends {

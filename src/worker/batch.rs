@@ -1,13 +1,16 @@
 //! One batch of a load, for both kinds of loads: pages are collected, got into slots, judged, and
-//! those that are whole are scattered into the cache.
+//! those that are whole are scattered into the cache; or the pool writes them there itself.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use super::direct::Direct;
 use super::mover::Mover;
 use super::plan::PagePlan;
-use super::sets::SlotSet;
+use super::sets::{Sets, SlotSet};
 use super::shared::Shared;
-use crate::device::{PageRef, Stream};
+use crate::device::{Direction, PageRef, Stream};
+use crate::error::{Error, Kind};
 use crate::link::BlockOf;
 use crate::metadata::{Life, Metadata, Run, Transfers};
 use crate::page::{Verdict, verify};
@@ -22,6 +25,12 @@ struct Wanted {
     /// Position in the plan's kinds.
     kind: usize,
     block: BlockOf,
+}
+
+impl Wanted {
+    fn life(&self) -> Life {
+        (self.block.request_id, self.block.generation)
+    }
 }
 
 /// The lists of one batch, kept for the next.
@@ -42,6 +51,8 @@ pub(super) struct Tally {
     pub lost: Vec<BlockOf>,
     /// What the error of a load says: the first page that failed, and how.
     first_failure: Option<String>,
+    /// The pool has kept pages of the cache that it was to write: how it failed.
+    pub kept: Option<String>,
     /// Pages that are asked for, and those of them that are in the cache.
     pub wanted_pages: u64,
     landed_pages: u64,
@@ -100,6 +111,19 @@ impl Tally {
             Some(lost) => lost.block = lost.block.min(block.block),
             None => self.lost.push(block),
         }
+    }
+
+    /// The error of everything that is loaded later, once the pool has kept pages of the cache: whoever
+    /// recomputed into them could be overwritten.
+    pub fn kept_error(&self) -> Option<Error> {
+        let text = self.kept.as_ref()?;
+        Some(Error::new(
+            Kind::LoadFailed,
+            format!(
+                "load into the cache itself: {text}; its requests cannot be run again, and nothing is loaded any more; first page: {}",
+                self.first_failure.as_deref().unwrap_or("unknown")
+            ),
+        ))
     }
 
     /// Counts what was loaded and what was not; what is to be said of it if something was not.
@@ -214,8 +238,14 @@ impl LoadBatch {
         !self.pages.is_empty()
     }
 
-    /// Judges every page that was got into the slots.
-    fn judge_all(&mut self, shared: &Shared, plan: &PagePlan, set: &SlotSet, tally: &mut Tally) {
+    /// Judges every page that was got, into slots where there are some.
+    fn judge_all(
+        &mut self,
+        shared: &Shared,
+        plan: &PagePlan,
+        set: Option<&SlotSet>,
+        tally: &mut Tally,
+    ) {
         if self.call.outcomes.len() != self.pages.len() {
             tracing::warn!(
                 "load: {} answers to {} pages: all count as failed",
@@ -234,7 +264,7 @@ impl LoadBatch {
         number: usize,
         shared: &Shared,
         plan: &PagePlan,
-        set: &SlotSet,
+        set: Option<&SlotSet>,
         tally: &mut Tally,
     ) {
         let wanted = self.wanted[number];
@@ -244,6 +274,7 @@ impl LoadBatch {
         if outcome == Some(GetOutcome::Landed(object))
             && plan.sealed()
             && !plant::is(Bug::SealIgnored)
+            && let Some(set) = set
         {
             let bytes = set
                 .slot(number as u32)
@@ -281,12 +312,7 @@ impl LoadBatch {
         let (mut kept, mut bytes) = (0, 0);
         for number in 0..self.pages.len() {
             let wanted = self.wanted[number];
-            let BlockOf {
-                request_id,
-                generation,
-                ..
-            } = wanted.block;
-            let goes_on = !tally.is_lost(request_id) && !is_over((request_id, generation));
+            let goes_on = !tally.is_lost(wanted.block.request_id) && !is_over(wanted.life());
             if (self.whole[number] && goes_on) || plant::is(Bug::ScatterUnjudged) {
                 bytes += plan.kinds[wanted.kind].payload;
                 self.pages[kept] = self.pages[number];
@@ -302,11 +328,11 @@ impl LoadBatch {
     pub fn get(
         &mut self,
         shared: &Shared,
-        mover: &Mover,
+        plan: &PagePlan,
+        sets: &Sets,
         mut set: SlotSet,
         tally: &mut Tally,
     ) -> Option<SlotSet> {
-        let plan = &mover.plan;
         let began = shared.timers.start();
         set.hold(
             self.wanted
@@ -323,11 +349,11 @@ impl LoadBatch {
             Made::Back(call) => {
                 let (lists, set) = call.with(());
                 self.call = lists;
-                self.judge_all(shared, plan, &set, tally);
+                self.judge_all(shared, plan, Some(&set), tally);
                 Some(set)
             }
             Made::Kept(code) => {
-                mover.load_sets.lost_one();
+                sets.lost_one();
                 self.lose_all(
                     tally,
                     &format!("the pool failed with {code} and kept the memory"),
@@ -335,6 +361,71 @@ impl LoadBatch {
                 None
             }
         }
+    }
+
+    /// Has the pool write the pages whose life goes on and lost none so far into the cache itself, and judges them. On
+    /// return they are there, before any work that is put on a stream later. [`Tally::kept`]: the pool may still write.
+    pub fn get_direct(
+        &mut self,
+        shared: &Arc<Shared>,
+        mover: &Mover,
+        direct: &Direct,
+        tally: &mut Tally,
+        is_over: impl Fn(Life) -> bool,
+    ) {
+        let began = shared.timers.start();
+        self.keep_wanted(|wanted| {
+            !tally.is_lost(wanted.block.request_id) && !is_over(wanted.life())
+        });
+        if self.pages.is_empty() {
+            return;
+        }
+        let lives = self.wanted.iter().map(Wanted::life);
+        let loan = match direct.lend(shared, Direction::Scatter, &self.pages, lives) {
+            Ok(loan) => loan,
+            Err(error) => return self.lose_all(tally, error.message()),
+        };
+        let described = shared.timers.lap(Phase::Describe, began);
+        let (call, ()) = std::mem::take(&mut self.call).with(loan);
+        let made = shared.store.get_owned(call);
+        let got = shared.timers.lap(Phase::Get, described);
+        shared.stats.store_calls.add(1);
+        shared.stats.load_calls.add(1);
+        let call = match made {
+            Made::Back(call) => call,
+            Made::Kept(code) => {
+                let why = format!("the pool failed with {code} and may still write into the cache");
+                self.lose_all(tally, &why);
+                tally.kept.get_or_insert(why);
+                return;
+            }
+        };
+        let (lists, _loan) = call.with(());
+        self.call = lists;
+        self.judge_all(shared, &mover.plan, None, tally);
+        let bytes = self.keep_whole(&mover.plan, tally, |_| false);
+        match mover.memory.device().landed() {
+            Ok(()) => {
+                tally.landed_pages += self.pages.len() as u64;
+                tally.landed_bytes += bytes;
+            }
+            Err(error) => self.lose_all(tally, error.message()),
+        }
+        shared.timers.lap(Phase::Sync, got);
+    }
+
+    /// Leaves only those pages in the batch that `is_wanted` picks.
+    fn keep_wanted(&mut self, is_wanted: impl Fn(&Wanted) -> bool) {
+        let picked: Vec<bool> = self.wanted.iter().map(is_wanted).collect();
+        if picked.iter().all(|picked| *picked) {
+            return;
+        }
+        let at = |number: usize| picked.get(number).copied().unwrap_or(false);
+        self.call.keys.retain(at);
+        let mut numbers = 0..;
+        self.pages.retain(|_| numbers.next().is_some_and(at));
+        let mut numbers = 0..;
+        self.wanted.retain(|_| numbers.next().is_some_and(at));
     }
 
     /// No page of the batch arrives.
@@ -368,11 +459,7 @@ impl LoadBatch {
                 tally.landed_bytes += bytes;
             }
             // Nothing of this batch can be trusted to be in the cache.
-            Err(error) => {
-                for wanted in &self.wanted {
-                    tally.lose(wanted.block, || error.to_string());
-                }
-            }
+            Err(error) => self.lose_all(tally, error.message()),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
+use crate::device::Direction;
 use crate::metadata::Life;
 use crate::plant::{self, Bug};
 
@@ -13,6 +14,9 @@ use crate::plant::{self, Bug};
 pub(super) struct Finished {
     /// Queued work items per (request id, generation). A request is in here only while it has some.
     queued: BTreeMap<Life, u32>,
+    /// Calls of the pool, late or not, that may read pages of a life in the cache itself, and that may write them.
+    saving: BTreeMap<Life, u32>,
+    loading: BTreeMap<Life, u32>,
     /// Announced ids that are not reported yet, with the last generation the announcement is about.
     announced: HashMap<u64, u64>,
     /// Ids whose last queued item ended since the last poll.
@@ -37,15 +41,52 @@ impl Finished {
         }
     }
 
+    fn held(&mut self, direction: Direction) -> &mut BTreeMap<Life, u32> {
+        match direction {
+            Direction::Gather => &mut self.saving,
+            Direction::Scatter => &mut self.loading,
+        }
+    }
+
+    /// A call of the pool may use pages of this life.
+    pub fn hold(&mut self, direction: Direction, life: Life) {
+        *self.held(direction).entry(life).or_insert(0) += 1;
+    }
+
+    /// It does not any more.
+    pub fn release(&mut self, direction: Direction, life: Life) {
+        let held = self.held(direction);
+        let Some(count) = held.get_mut(&life) else {
+            return;
+        };
+        *count -= 1;
+        if *count == 0 {
+            held.remove(&life);
+            self.drained.push(life.0);
+        }
+    }
+
+    /// Lives whose pages a call may use and that have no queued items any more.
+    pub fn left(&self, direction: Direction) -> usize {
+        let held = match direction {
+            Direction::Gather => &self.saving,
+            Direction::Scatter => &self.loading,
+        };
+        let is_left = |life: &&Life| !self.queued.contains_key(*life);
+        held.keys().filter(is_left).count()
+    }
+
     /// Takes an announcement about all lives of `id` up to `newest`, and those that are queued. An id
     /// that is announced already stays with the later generation.
     pub fn announce(&mut self, id: u64, newest: u64) {
-        let queued = self
-            .queued
-            .range((id, 0)..=(id, u64::MAX))
-            .next_back()
-            .map(|(life, _)| life.1);
-        let last = queued.map_or(newest, |queued| queued.max(newest));
+        let last_of = |lives: &BTreeMap<Life, u32>| {
+            let last = lives.range((id, 0)..=(id, u64::MAX)).next_back();
+            last.map_or(0, |(life, _)| life.1)
+        };
+        let last = [&self.queued, &self.saving, &self.loading]
+            .into_iter()
+            .map(last_of)
+            .fold(newest, u64::max);
         let generation = self.announced.entry(id).or_insert(last);
         *generation = last.max(*generation);
         // Looked at by the next `report`, as if it had just drained.
@@ -59,13 +100,11 @@ impl Finished {
             let Some(&generation) = self.announced.get(&id) else {
                 continue;
             };
-            if self
-                .queued
-                .range((id, 0)..=(id, generation))
-                .next()
-                .is_none()
-                || plant::is(Bug::ReportedEarly)
-            {
+            let has_one = |lives: &BTreeMap<Life, u32>| {
+                lives.range((id, 0)..=(id, generation)).next().is_some()
+            };
+            let transfers = [&self.queued, &self.saving, &self.loading];
+            if !transfers.into_iter().any(has_one) || plant::is(Bug::ReportedEarly) {
                 self.announced.remove(&id);
                 out(id, generation);
             }
@@ -73,9 +112,15 @@ impl Finished {
         self.drained = drained;
     }
 
-    /// Lives with queued items.
+    /// Lives with queued items, and those whose pages a call of the pool may use.
     pub fn lives(&self) -> impl Iterator<Item = Life> {
-        self.queued.keys().copied()
+        let transfers = [&self.queued, &self.saving, &self.loading];
+        transfers.into_iter().flat_map(BTreeMap::keys).copied()
+    }
+
+    /// Whether a call of the pool may use pages of this life.
+    pub fn is_held(&self, life: Life) -> bool {
+        self.saving.contains_key(&life) || self.loading.contains_key(&life)
     }
 
     /// Whether this life has queued items.
@@ -135,6 +180,27 @@ mod tests {
         finished.announce(1, 0);
         assert!(reported(&mut finished).is_empty());
         finished.end((1, 2));
+        assert_eq!(reported(&mut finished), [1]);
+    }
+
+    #[test]
+    fn pages_that_a_call_may_use_hold_their_id_back() {
+        let mut finished = Finished::default();
+        finished.begin((1, 4));
+        finished.hold(Direction::Gather, (1, 4));
+        finished.hold(Direction::Scatter, (1, 4));
+        assert_eq!(finished.left(Direction::Gather), 0);
+        finished.end((1, 4));
+        assert_eq!(finished.in_flight(), 0);
+        assert_eq!(finished.left(Direction::Gather), 1);
+        assert!(finished.is_held((1, 4)) && !finished.is_queued((1, 4)));
+        assert!(finished.lives().all(|life| life == (1, 4)));
+        // Whoever announces need not know which life it was.
+        finished.announce(1, 0);
+        assert!(reported(&mut finished).is_empty());
+        finished.release(Direction::Gather, (1, 4));
+        assert!(reported(&mut finished).is_empty());
+        finished.release(Direction::Scatter, (1, 4));
         assert_eq!(reported(&mut finished), [1]);
     }
 

@@ -4,18 +4,23 @@ use std::sync::Arc;
 
 use super::Worker;
 use super::batch::{Cursor, LoadBatch, Tally};
-use super::mover::Mover;
+use super::direct::Direct;
+use super::mover::{Mover, Way};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result, bail};
 use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
+use crate::stats::Phase;
+
+const DOES_NOT_READ: &str = "the role does not read";
 
 impl Worker {
     /// Loads what the bound metadata restores; on return the pages are in the cache, ordered before
     /// work that is put on `stream` later. A second call on one metadata starts nothing.
     ///
     /// Blocks: for the pool's reads. Errors: what `bind` could not say; under TP `LoadFailed` when a page is
-    /// missing, since its tokens were already reported as computed and no rank can restart alone.
+    /// missing, since its tokens were already reported as computed and no rank can restart alone; and on any rank, from
+    /// then on in every call, when the pool may still write into the cache for a load that failed.
     /// On a single rank or ADP owner a lost page is no error: see [`Worker::take_failed_loads`].
     pub fn start_load(&mut self, stream: Stream) -> Result<()> {
         self.hear_of_ended_lives();
@@ -65,9 +70,10 @@ impl Worker {
         result
     }
 
-    fn load_runs(
+    /// The pool writes into the cache itself, once what the stream has was waited for.
+    fn load_direct(
         &self,
-        mover: &Mover,
+        (mover, direct): (&Mover, &Direct),
         stream: Stream,
         metadata: &Metadata,
         batch: &mut LoadBatch,
@@ -76,16 +82,60 @@ impl Worker {
         let loads = metadata.loads();
         let mut cursor = Cursor::new(0..loads.runs().len(), 0);
         let (shared, from) = (&self.shared, (metadata, loads));
+        let device = mover.memory.device();
+        let began = shared.timers.start();
+        let waited = device.record(stream).and_then(|event| device.wait(&event));
+        shared.timers.lap(Phase::Sync, began);
+        let skip = |run: &Run| self.is_dropped(run);
+        while batch.collect(shared, mover, from, &mut cursor, tally, skip) {
+            match &waited {
+                Ok(()) if shared.terms.role.reads() => {}
+                Ok(()) => {
+                    batch.lose_all(tally, DOES_NOT_READ);
+                    continue;
+                }
+                Err(error) => {
+                    batch.lose_all(tally, error.message());
+                    continue;
+                }
+            }
+            let _turn = shared.direct_load.lock();
+            let ended = shared.ended.lock().clone();
+            let is_over = |life: Life| ended.contains(&life);
+            batch.get_direct(shared, mover, direct, tally, is_over);
+            if tally.kept.is_some() {
+                break;
+            }
+        }
+    }
+
+    fn load_runs(
+        &self,
+        mover: &Mover,
+        stream: Stream,
+        metadata: &Metadata,
+        batch: &mut LoadBatch,
+        tally: &mut Tally,
+    ) {
+        let sets = match &mover.way {
+            Way::Staged { load_sets, .. } => load_sets,
+            Way::Direct(direct) => {
+                return self.load_direct((mover, direct), stream, metadata, batch, tally);
+            }
+        };
+        let loads = metadata.loads();
+        let mut cursor = Cursor::new(0..loads.runs().len(), 0);
+        let (shared, from) = (&self.shared, (metadata, loads));
         let skip = |run: &Run| self.is_dropped(run);
         let mut set = None;
         while batch.collect(shared, mover, from, &mut cursor, tally, skip) {
             let taken = match set.take() {
                 Some(set) => set,
-                None => match mover.load_sets.take() {
+                None => match sets.take() {
                     Ok(Some(set)) => set,
                     Ok(None) => {
                         // Its own scheduler offers nothing then, so this is somebody else's.
-                        batch.lose_all(tally, "the role does not read");
+                        batch.lose_all(tally, DOES_NOT_READ);
                         continue;
                     }
                     Err(error) => {
@@ -94,7 +144,7 @@ impl Worker {
                     }
                 },
             };
-            set = batch.get(shared, mover, taken, tally);
+            set = batch.get(shared, &mover.plan, sets, taken, tally);
             let Some(set) = &mut set else { continue };
             let ended = shared.ended.lock();
             let is_over = |life: Life| ended.contains(&life);
@@ -107,6 +157,14 @@ impl Worker {
         let Some(text) = tally.settle(&self.shared) else {
             return Ok(());
         };
+        if let Some(error) = tally.kept_error() {
+            self.shared.keep_load_error(&error);
+            if let Some(bound) = &mut self.bound {
+                let lost = tally.lost.iter();
+                bound.drop_lives(lost.map(|lost| (lost.request_id, lost.generation)));
+            }
+            return Err(error);
+        }
         self.shared.report(source, |report| {
             report.failed_loads.extend_from_slice(&tally.lost)
         });

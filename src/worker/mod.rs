@@ -4,7 +4,8 @@
 //!
 //! - `plan.rs`: which pages a block has and how they are named
 //! - `shared.rs`: what several threads see; lookups
-//! - `mover.rs`: cache memory and staging slots; `sets.rs`: who has which slots, also late calls of the pool
+//! - `mover.rs`: cache memory and staging slots; `sets.rs`: who has which slots, also late calls of the pool;
+//!   `direct.rs`: pages of the cache that the pool uses itself, without slots
 //! - `batch.rs`: one batch of a load; `load.rs`: synchronous loads; `park.rs`: asynchronous ones
 //! - `save.rs`: the other direction
 //! - `parked.rs`: the loads of requests that wait for them; `fence.rs`: what such a load waits for
@@ -14,6 +15,7 @@
 //! - `shutdown.rs`: the end
 
 mod batch;
+mod direct;
 mod ended;
 mod explain;
 mod fence;
@@ -56,7 +58,7 @@ use crate::metadata::{Life, Metadata, Run};
 use crate::plant::{self, Bug};
 use crate::stats::{self, Gauges, PhaseTimes, PoolCounts, Stats};
 use crate::store::Store;
-use crate::store::connection::check_capabilities;
+use crate::store::connection::{check_capabilities, check_direct};
 use crate::store::guarded::{self, Guarded};
 use crate::sync::{Clock, SystemClock};
 use batch::{LoadBatch, Tally};
@@ -116,6 +118,8 @@ pub struct Worker {
     loads: Option<Lane>,
     save_scratch: Arc<Mutex<SaveScratch>>,
     mover: Option<Arc<Mover>>,
+    /// What was used by a layout whose memory the pool has not given back.
+    leaving: Option<Arc<Mover>>,
     /// The pages of the first registration; a later one must have the same.
     first_plan: Option<Arc<PagePlan>>,
     bound: Option<Bound>,
@@ -180,6 +184,7 @@ impl Worker {
             put_wish.group = Some(group).filter(|_| config.group_blocks());
         }
         check_capabilities(config, store.capabilities())?;
+        check_direct(&terms, store.capabilities())?;
         let loads = match terms.async_load {
             true => config.async_load_workers() as usize,
             false => 1,
@@ -207,6 +212,7 @@ impl Worker {
             loads: None,
             save_scratch: Arc::default(),
             mover: None,
+            leaving: None,
             first_plan: None,
             bound: None,
             deferred: None,
@@ -254,6 +260,12 @@ impl Worker {
                 "register_layout: a layout is registered already; unregister it first"
             );
         }
+        if self.leaving.is_some() {
+            bail!(
+                BadState,
+                "register_layout: the pool has not given the memory of the layout before back; unregister it again first"
+            );
+        }
         memory.layout().validate()?;
         let plan = PagePlan::new(
             &self.shared.terms,
@@ -293,7 +305,11 @@ impl Worker {
             saves: u32::from(terms.role.writes()),
             ranks_on_node: terms.ranks_on_node,
         };
-        let mover = Mover::new(Arc::clone(&plan), memory, &self.shared.store, staging)?;
+        let (named, store) = (Arc::clone(&plan), &self.shared.store);
+        let mover = match terms.direct {
+            false => Mover::staged(named, memory, store, staging)?,
+            true => Mover::direct(named, memory, store, self.batch)?,
+        };
         tracing::info!(
             "rank {}: a layout of {} layer groups is registered, {} pages per call of the pool",
             self.shared.terms.global_rank,
@@ -311,11 +327,19 @@ impl Worker {
     /// are not done fail, or under TP, where the engine gave them up on every rank, are not reported any more.
     ///
     /// Blocks: until what runs of the loads has ended, at most `load_timeout_ms`, and the queued saves, at most
-    /// `save_timeout_ms`; `Busy` then, and the layout stays registered. `BadState` without a layout.
+    /// `save_timeout_ms`; where the pool uses the cache itself, so long again for its late calls. `Busy` then, and the layout
+    /// stays registered; also when the pool does not give parts of the cache back, which stay registered with it: calling
+    /// again tries them again. `BadState` without a layout.
     pub fn unregister_layout(&mut self) -> Result<()> {
-        if self.mover.is_none() {
-            bail!(BadState, "unregister_layout: no layout is registered");
+        let patience = self.save_timeout.max(guarded::LEAST_PATIENCE);
+        if let Some(mover) = &self.leaving {
+            mover.close(patience)?;
+            self.leaving = None;
+            return Ok(());
         }
+        let Some(mover) = self.mover.clone() else {
+            bail!(BadState, "unregister_layout: no layout is registered");
+        };
         let shared = Arc::clone(&self.shared);
         shared.give_up_loads();
         if plant::is(Bug::SleepForgotten) {
@@ -345,16 +369,23 @@ impl Worker {
                 self.save_timeout.as_millis()
             );
         }
+        let loans = mover.wait_for_loans(self.load_timeout.max(self.save_timeout));
+        if loans > 0 {
+            bail!(
+                Busy,
+                "unregister_layout: {loans} calls of the pool may still use pages of the cache"
+            );
+        }
         *self.shared.plan.write() = None;
         if let Some(bound) = &mut self.bound {
             bound.saves_taken = true;
         }
         let abandoned = self.abandon_loads();
         self.deferred = self.deferred.take().or(abandoned);
-        if let Some(mover) = self.mover.take() {
-            mover.close(self.save_timeout.max(guarded::LEAST_PATIENCE));
-        }
-        Ok(())
+        self.mover = None;
+        mover
+            .close(patience)
+            .inspect_err(|_| self.leaving = Some(Arc::clone(&mover)))
     }
 }
 

@@ -1,9 +1,10 @@
 //! What moves pages between the cache and the pool on the registered layout: the plan, the memory,
-//! and the slots in between.
+//! and the slots in between, or none where the pool uses the cache itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::direct::Direct;
 use super::plan::PagePlan;
 use super::sets::Sets;
 use crate::device::{CacheMemory, PageRef};
@@ -18,13 +19,23 @@ const HOT_BYTES: u64 = 1 << 20;
 
 pub(super) struct Mover {
     pub plan: Arc<PagePlan>,
-    pub memory: CacheMemory,
+    pub memory: Arc<CacheMemory>,
     /// Pages per call of the store.
     pub batch: usize,
-    /// One set per load thread, or one for synchronous loads; none for roles that do not read.
-    pub load_sets: Arc<Sets>,
-    /// One set; none for roles that do not write.
-    pub save_sets: Arc<Sets>,
+    pub way: Way,
+}
+
+/// How pages get from the cache to the pool and back.
+pub(super) enum Way {
+    /// Through memory of the host.
+    Staged {
+        /// One set per load thread, or one for synchronous loads; none for roles that do not read.
+        load_sets: Arc<Sets>,
+        /// One set; none for roles that do not write.
+        save_sets: Arc<Sets>,
+    },
+    /// The pool does it itself.
+    Direct(Direct),
 }
 
 /// How much staging there is to be, and for whom.
@@ -43,7 +54,7 @@ pub(super) struct Staging {
 
 impl Mover {
     /// Pins the slots and makes them known to the store. On an error nothing stays registered.
-    pub fn new(
+    pub fn staged(
         plan: Arc<PagePlan>,
         memory: CacheMemory,
         store: &Arc<Guarded>,
@@ -89,10 +100,31 @@ impl Mover {
             .unwrap_or(1);
         Ok(Self {
             plan,
-            memory,
+            memory: Arc::new(memory),
             batch: batch as usize,
-            load_sets,
-            save_sets,
+            way: Way::Staged {
+                load_sets,
+                save_sets,
+            },
+        })
+    }
+
+    /// Makes the cache's memory known to the store, of whose calls each has `batch` pages at most; errors as
+    /// [`Direct::open`].
+    pub fn direct(
+        plan: Arc<PagePlan>,
+        memory: CacheMemory,
+        store: &Arc<Guarded>,
+        batch: u32,
+    ) -> Result<Self> {
+        let memory = Arc::new(memory);
+        let direct = Direct::open(Arc::clone(&memory), store, &plan)?;
+        let most = store.capabilities().keys_per_call.max(1);
+        Ok(Self {
+            plan,
+            memory,
+            batch: direct.batch((batch as usize).min(most)),
+            way: Way::Direct(direct),
         })
     }
 
@@ -104,12 +136,30 @@ impl Mover {
         }
     }
 
-    /// Takes the slots back from the pool, within `patience`. What the pool does not give back stays
-    /// allocated.
-    pub fn close(&self, patience: Duration) {
-        let began = Instant::now();
-        for sets in [&self.load_sets, &self.save_sets] {
-            sets.close(patience.saturating_sub(began.elapsed()));
+    /// Waits, at most `patience`, until the pool uses no page of the cache itself; how many of its calls still may.
+    pub fn wait_for_loans(&self, patience: Duration) -> usize {
+        match &self.way {
+            Way::Staged { .. } => 0,
+            Way::Direct(direct) => direct.wait(patience),
         }
+    }
+
+    /// Takes slots or the cache back from the pool, within `patience`. Slots that the pool does not give back stay allocated.
+    ///
+    /// Errors: `Busy`, parts of the cache are not given back: they must stay, and another call of this tries them again.
+    pub fn close(&self, patience: Duration) -> Result<()> {
+        let began = Instant::now();
+        match &self.way {
+            Way::Direct(direct) => return direct.take_back(patience),
+            Way::Staged {
+                load_sets,
+                save_sets,
+            } => {
+                for sets in [load_sets, save_sets] {
+                    sets.close(patience.saturating_sub(began.elapsed()));
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Worker;
 use super::batch::{Cursor, LoadBatch, Tally};
 use super::fence::{Fence, SharedFence};
-use super::mover::Mover;
+use super::mover::{Mover, Way};
 use super::parked::{Ending, Gate};
 use super::sets::SlotSet;
 use super::shared::Shared;
@@ -173,9 +173,41 @@ impl LoadItem {
         }
     }
 
+    /// The pool writes one batch into the cache itself.
+    fn get_direct(&mut self) -> Step {
+        let (shared, mover) = (&self.shared, &self.mover);
+        let Way::Direct(direct) = &mover.way else {
+            return Step::Done;
+        };
+        let from = (&*self.metadata, self.metadata.parked());
+        let (cursor, tally) = (&mut self.cursor, &mut self.tally);
+        if !self
+            .batch
+            .collect(shared, mover, from, cursor, tally, |_| false)
+        {
+            self.complete = true;
+            return Step::Done;
+        }
+        // Held during the call: who passes the gate knows that nothing is written any more.
+        let Some(_held) = self.gate.enter() else {
+            return Step::Done;
+        };
+        self.batch
+            .get_direct(shared, mover, direct, tally, |_| false);
+        match tally.kept {
+            None => Step::More,
+            Some(_) => Step::Done,
+        }
+    }
+
     fn get(&mut self) -> Step {
+        let mover = Arc::clone(&self.mover);
+        let sets = match &mover.way {
+            Way::Staged { load_sets, .. } => load_sets,
+            Way::Direct(_) => return self.get_direct(),
+        };
         if self.set.is_none() {
-            match self.mover.load_sets.take() {
+            match sets.take() {
                 // There are as many sets of slots as threads; only a test has more items under way.
                 Ok(None) => return Step::More,
                 Ok(set) => self.set = set,
@@ -186,12 +218,12 @@ impl LoadItem {
                 }
             }
         }
-        let (shared, mover) = (&self.shared, &self.mover);
+        let shared = &self.shared;
         let from = (&*self.metadata, self.metadata.parked());
         let (cursor, tally) = (&mut self.cursor, &mut self.tally);
         if !self
             .batch
-            .collect(shared, mover, from, cursor, tally, |_| false)
+            .collect(shared, &mover, from, cursor, tally, |_| false)
         {
             self.complete = true;
             return Step::Done;
@@ -199,7 +231,7 @@ impl LoadItem {
         let Some(set) = self.set.take() else {
             return Step::More;
         };
-        self.set = self.batch.get(shared, mover, set, tally);
+        self.set = self.batch.get(shared, &mover.plan, sets, set, tally);
         if self.set.is_none() {
             // The pool has kept the slots, and the request has lost its pages.
             return Step::Done;
@@ -292,6 +324,11 @@ impl Drop for LoadItem {
 /// that the next offer ends before the block; and a failure that nobody can restart from is kept
 /// before the load could be reported.
 fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
+    let kept = tally.kept_error();
+    if let Some(error) = &kept {
+        shared.keep_load_error(error);
+        tracing::error!("request {}: asynchronous {error}", run.request_id);
+    }
     let mut parked = shared.parked.lock();
     if !parked.is_wanted(run.life()) {
         // Of a load that nobody waits for, only what landed counts.
@@ -313,14 +350,12 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
             ));
         }
     }
-    parked.end(
-        run.life(),
-        match failure {
-            None => Ending::Landed,
-            Some(_) if plant::is(Bug::FailedLands) => Ending::Landed,
-            Some(_) => Ending::Failed,
-        },
-    );
+    match failure {
+        // Whoever ran it again could be overwritten.
+        _ if kept.is_some() => parked.strand(),
+        Some(_) if !plant::is(Bug::FailedLands) => parked.end(run.life(), Ending::Failed),
+        _ => parked.end(run.life(), Ending::Landed),
+    }
     drop(parked);
     shared.finished.lock().end(run.life());
     shared

@@ -128,6 +128,11 @@ impl Parked {
         }
     }
 
+    /// A load ended so that the pool may still write into its pages: it is never reported.
+    pub fn strand(&mut self) {
+        self.running = self.running.saturating_sub(1);
+    }
+
     /// The engine wants to hear of this load. Announcements persist until it is reported.
     pub fn announce(&mut self, ticket: u64) {
         self.announced.insert(ticket);

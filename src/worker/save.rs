@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use hashbrown::HashSet;
 
 use super::Worker;
-use super::mover::Mover;
+use super::direct::Direct;
+use super::mover::{Mover, Way};
 use super::shared::Shared;
-use crate::device::{Event, PageRef, Stream};
+use crate::device::{Direction, Event, PageRef, Stream};
 use crate::error::{Kind, Result, bail};
 use crate::lane::{Item, Step};
 use crate::link::BlockOf;
@@ -267,7 +268,11 @@ impl SaveItem {
             return;
         }
         let mover = &self.mover;
-        let mut set = match mover.save_sets.take() {
+        let sets = match &mover.way {
+            Way::Staged { save_sets, .. } => save_sets,
+            Way::Direct(direct) => return self.put_direct(scratch, direct),
+        };
+        let mut set = match sets.take() {
             Ok(Some(set)) => set,
             Ok(None) => {
                 tracing::error!("save: no slots are left");
@@ -318,8 +323,46 @@ impl SaveItem {
                 self.note_outcomes(scratch);
             }
             Made::Kept(code) => {
-                mover.save_sets.lost_one();
+                sets.lost_one();
                 tracing::debug!("save: the pool failed with {code} and kept the memory");
+                self.give_up(scratch);
+            }
+        }
+    }
+
+    /// Has the pool read the pages of the batch out of the cache itself.
+    fn put_direct(&self, scratch: &mut SaveScratch, direct: &Direct) {
+        // Held during the call: who has released a life and passes here knows that its pages are not read any more.
+        let turn = self.shared.direct_save.lock();
+        self.drop_released(scratch, &self.shared.released.lock());
+        if scratch.pages.is_empty() {
+            return;
+        }
+        let blocks = scratch.blocks.iter();
+        let lives = blocks.map(|block| (block.request_id, block.generation));
+        let lent = direct.lend(&self.shared, Direction::Gather, &scratch.pages, lives);
+        let loan = match lent {
+            Ok(loan) => loan,
+            Err(error) => {
+                tracing::error!("save: {error}");
+                return self.give_up(scratch);
+            }
+        };
+        let (call, ()) = std::mem::take(&mut scratch.call).with(loan);
+        let made = self.shared.store.put_owned(call);
+        drop(turn);
+        self.shared.stats.store_calls.add(1);
+        match made {
+            Made::Back(call) => {
+                let (lists, _loan) = call.with(());
+                scratch.call = lists;
+                self.note_outcomes(scratch);
+            }
+            Made::Kept(code) => {
+                tracing::warn!(
+                    "save: the pool failed with {code} and may still read {} pages of the cache; their requests are not reported as saved before its call returns",
+                    scratch.pages.len()
+                );
                 self.give_up(scratch);
             }
         }

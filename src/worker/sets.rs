@@ -206,20 +206,22 @@ impl SlotSet {
 }
 
 impl Buffers for SlotSet {
-    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) {
-        let Some(own) = &mut self.own else { return };
+    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) -> Option<&'a [usize]> {
+        let own = self.own.as_mut()?;
         let slots = own.slots.slots_mut().zip(&own.objects);
         list.extend(
             slots.filter_map(|(slot, &object)| Some(slot.get_mut(..object as usize)?.into())),
         );
+        None
     }
 
-    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) {
-        let Some(own) = &self.own else { return };
+    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) -> Option<&'a [usize]> {
+        let own = self.own.as_ref()?;
         let slots = own.slots.slots().zip(&own.objects);
         list.extend(
             slots.filter_map(|(slot, &object)| slot.get(..object as usize).map(Source::from)),
         );
+        None
     }
 
     fn come_home(mut self) {

@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use super::finished::Finished;
 use super::parked::Parked;
 use super::plan::PagePlan;
+use crate::device::Direction;
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::keys::{Keys, Template};
@@ -80,6 +81,10 @@ pub(super) struct Shared {
     /// Lives with queued saves whose pages are the engine's again: they are not read any more. Held
     /// while a batch is read.
     pub released: Mutex<HashSet<Life>>,
+    /// Held while the pool writes into the cache itself for a synchronous load, and while it reads there for a
+    /// save: who has said that a life is over passes them, and knows then that its pages are not touched any more.
+    pub direct_load: Mutex<()>,
+    pub direct_save: Mutex<()>,
     /// Lives that had queued transfers when the present scheduler came.
     inherited: Mutex<Vec<Life>>,
     pub closed: AtomicBool,
@@ -112,6 +117,8 @@ impl Shared {
             reports: Mutex::default(),
             ended: Mutex::default(),
             released: Mutex::default(),
+            direct_load: Mutex::default(),
+            direct_save: Mutex::default(),
             inherited: Mutex::default(),
             closed: AtomicBool::new(false),
             lookup_chunk_blocks,
@@ -251,10 +258,12 @@ impl Shared {
         // A load is in both counts, and leaves this one first: held together they never say too little.
         let parked = self.parked.lock();
         let loads = parked.running();
+        let finished = self.finished.lock();
+        // A request has one or the other: it runs only after its load was reported.
+        let saves = finished.in_flight().saturating_sub(loads);
         Gauges {
-            // A request has one or the other: it runs only after its load was reported.
-            saves_in_flight: self.finished.lock().in_flight().saturating_sub(loads) as u64,
-            loads_in_flight: loads as u64,
+            saves_in_flight: (saves + finished.left(Direction::Gather)) as u64,
+            loads_in_flight: (loads + finished.left(Direction::Scatter)) as u64,
             loads_queued: self.queued.load(Ordering::Relaxed),
         }
     }
@@ -298,12 +307,16 @@ impl Shared {
 
     pub fn life_ended(&self, request_id: u64, generation: u64) {
         let gate = self.parked.lock().withdraw(request_id, generation);
-        if let Some(gate) = gate {
+        // The pool's own call may take long, and the pages are pinned; who gets them back at once waits below.
+        if let Some(gate) = gate
+            && !self.terms.direct
+        {
             gate.pass();
         }
         // Nobody takes them out after the end.
         if !self.is_closed() {
             self.ended.lock().push((request_id, generation));
+            drop(self.direct_load.lock());
         }
     }
 
@@ -313,13 +326,24 @@ impl Shared {
             return false;
         }
         let finished = self.finished.lock();
-        inherited.retain(|life| finished.is_queued(*life));
+        inherited.retain(|life| finished.is_queued(*life) || finished.is_held(*life));
         inherited.iter().any(|life| life.0 == id)
     }
 
     pub fn life_released(&self, life: Life) {
+        let gate = self.parked.lock().withdraw(life.0, life.1);
+        if let Some(gate) = gate {
+            gate.pass();
+        }
         if self.finished.lock().is_queued(life) {
             self.released.lock().insert(life);
+            drop(self.direct_save.lock());
+        }
+        if self.finished.lock().is_held(life) {
+            tracing::error!(
+                "request {}: its pages were given back before it was reported, and the pool still reads them: what it stores of them may be wrong",
+                life.0
+            );
         }
     }
 

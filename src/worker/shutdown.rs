@@ -18,7 +18,8 @@ impl Worker {
     /// Ends the worker: queued loads end at once, queued saves run until the deadline, later ones are
     /// dropped and counted, the threads are joined, staging is taken back from the pool and the connection closed. After it the
     /// library does not touch the engine's memory, unless it says `Busy`: then a call of the pool is
-    /// stuck, and the slots that it may use are kept for ever. Calling it again is ok.
+    /// stuck, and the slots that it may use are kept for ever; pages of the cache that it may use are for the engine to keep.
+    /// Calling it again is ok.
     ///
     /// Blocks: up to `deadline`, plus the pool's close.
     pub fn shutdown(&mut self, deadline: Duration) -> Result<()> {
@@ -46,8 +47,15 @@ impl Worker {
                 tracing::error!("a {what} thread lost its work to a panic: {panic}");
             }
         }
-        if let Some(mover) = self.mover.take() {
-            mover.close(patience().max(LEAST_PATIENCE));
+        let mut loans = 0;
+        if let Some(mover) = self.mover.take().or(self.leaving.take()) {
+            loans = mover.wait_for_loans(patience());
+            // What the pool may still use stays registered with it.
+            if loans == 0
+                && let Err(error) = mover.close(patience().max(LEAST_PATIENCE))
+            {
+                tracing::error!("{error}");
+            }
         }
         self.shared
             .lines
@@ -57,6 +65,16 @@ impl Worker {
                 Busy,
                 "shutdown: {stuck} threads are still inside a call after {} ms; what they may use is kept",
                 deadline.as_millis()
+            );
+        }
+        if loans > 0 {
+            // Told to the pool all the same: whoever leaves it last closes it.
+            if let Err(error) = self.shared.store.close_within(patience(), LEAST_PATIENCE) {
+                tracing::error!("{error}");
+            }
+            bail!(
+                Busy,
+                "shutdown: {loans} calls of the pool may still use pages of the cache, whose memory must stay"
             );
         }
         tracing::info!(

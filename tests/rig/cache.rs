@@ -16,7 +16,7 @@ pub struct Cache {
 
 impl Cache {
     pub fn new(setup: &Setup) -> Self {
-        let mut layout = Layout::new(0);
+        let mut layout = Layout::new(setup.mapping);
         let mut regions: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (position, shape) in setup.groups.iter().enumerate() {
             layout

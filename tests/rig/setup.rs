@@ -38,6 +38,8 @@ pub struct Setup {
     pub chunk: u32,
     pub groups: Vec<GroupShape>,
     pub slots: u64,
+    /// Size of the mappings that the layout claims.
+    pub mapping: u64,
     /// The pool claims to honour pins and groups.
     pub pins: bool,
     pub stepped: bool,
@@ -68,6 +70,7 @@ impl Default for Setup {
                 replicated: Vec::new(),
             }],
             slots: 256,
+            mapping: 0,
             pins: false,
             stepped: true,
         }

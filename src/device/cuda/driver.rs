@@ -142,6 +142,13 @@ functions! {
         copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) = cuMemcpyAsync;
     }
     optional {
+        /// Start and size of the allocation that an address belongs to.
+        allocation(start: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) = cuMemGetAddressRange_v2;
+        /// Of a device, by its handle.
+        device_attribute(out: *mut c_int, attribute: c_uint, device: c_int) = cuDeviceGetAttribute differs;
+        /// Makes what others have written into memory of the current context (target 0) visible, to
+        /// the context's device at least (scope 100).
+        flush_writes(target: c_uint, scope: c_uint) = cuFlushGPUDirectRDMAWrites differs;
         /// To, from, bytes, count, attributes, index of the first copy of each, their count,
         /// stream: any but the legacy one. From 13.0 on.
         #[expect(clippy::too_many_arguments, reason = "as the driver has them")]

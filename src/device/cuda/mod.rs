@@ -7,9 +7,11 @@
 //! - `kernel.rs`: many small ones by a kernel of ours
 //! - `staged.rs`: pinned memory, and where the device sees it
 //! - `transit.rs`: one batch of copies, on a stream of ours
+//! - `backing.rs`: memory that others are to reach
 
 #![allow(unsafe_code, reason = "calls the functions of a foreign library")]
 
+mod backing;
 mod context;
 mod copies;
 mod driver;
@@ -26,10 +28,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUcontext;
 
+use super::memory::Memory;
 use super::{Device, Direction, Event, StagingMemory, Stream, Transfer};
 use crate::error::{Result, bail};
-use crate::layout::{Layout, Part, Region};
+use crate::layout::{Backing, Layout, Part, Region};
 use crate::sync::Mutex;
+use backing::Landing;
 use context::Context;
 use copies::Chosen;
 use driver::Driver;
@@ -51,6 +55,7 @@ pub struct CudaDevice {
     staged: Arc<Staged>,
     /// The only way to take, where it is there.
     only: Option<Way>,
+    landing: Landing,
 }
 
 impl CudaDevice {
@@ -69,6 +74,7 @@ impl CudaDevice {
             kernel: None,
             staged: Arc::default(),
             only: None,
+            landing: Landing::default(),
         })
     }
 
@@ -216,6 +222,27 @@ impl Device for CudaDevice {
             // SAFETY: who hands out an event's handle promises that it is alive.
             unsafe { self.context.driver.event_synchronize(event) }
         })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::Device
+    }
+
+    fn backing(&self, address: u64) -> Result<Option<Backing>> {
+        self.context
+            .run(|_| Ok(backing::backing(&self.context, address)))
+    }
+
+    fn landed(&self) -> Result<()> {
+        self.context.run(|_| self.landing.flush(&self.context))
+    }
+
+    fn reach(&self, address: u64) -> String {
+        let said = self
+            .context
+            .run(|_| Ok(backing::reach(&self.context, address)));
+        let text = said.unwrap_or_else(|error| error.to_string());
+        format!("{}: {text}", self.name)
     }
 
     fn stage(&self, bytes: u64) -> Result<StagingMemory> {

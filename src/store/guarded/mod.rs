@@ -238,6 +238,17 @@ impl Guarded {
         }
     }
 
+    /// Waits until `is_true`, which is asked whenever a call of the pool has moved on; what it answered last.
+    ///
+    /// Blocks: at most for `patience`; not around a store that cannot be late.
+    pub fn wait_until(&self, patience: Duration, is_true: impl FnMut() -> bool) -> bool {
+        let mut is_true = is_true;
+        match &self.lane {
+            Some(lane) => lane.wait_until(Some(patience), is_true),
+            None => is_true(),
+        }
+    }
+
     /// Whether calls that lend buffers are made now. Where that is to be found out, the pool is asked for a key that
     /// nobody stores, for as long as a lookup may take.
     pub fn is_passable(&self) -> bool {

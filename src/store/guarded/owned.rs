@@ -17,11 +17,12 @@ use crate::store::{
 /// Moving the value must not move the memory: a pool keeps addresses. Dropping it frees the memory
 /// or not, as its owner likes; a guard drops none that a pool may still use.
 pub trait Buffers: Send + 'static {
-    /// Appends one target per key, each of exactly its object's size.
-    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>);
+    /// Appends the targets of each key, in its object's order and together of exactly its size: one per
+    /// key, or as many as what is returned says, which has where those of each key end.
+    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) -> Option<&'a [usize]>;
 
-    /// Appends one source per key.
-    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>);
+    /// Appends the sources of each key, as [`targets`](Self::targets).
+    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) -> Option<&'a [usize]>;
 
     /// The call returned after its caller had gone: nobody uses the memory any more. Called on a thread
     /// of the guard's; it must not wait.
@@ -110,8 +111,8 @@ impl<B: Buffers> Call for Get<B> {
 
     fn run(&mut self, store: &dyn Store) {
         let mut targets = recycled(std::mem::take(&mut self.list));
-        self.buffers.targets(&mut targets);
-        let pieces = Pieces::one_each(&mut targets);
+        let ends = self.buffers.targets(&mut targets);
+        let pieces = Pieces::of_each(&mut targets, ends);
         store.get(&self.keys, pieces, &mut self.outcomes);
         self.list = recycled(targets);
     }
@@ -182,13 +183,13 @@ impl<B: Buffers> Call for Put<B> {
 
     fn run(&mut self, store: &dyn Store) {
         let mut sources = recycled(std::mem::take(&mut self.list));
-        self.buffers.sources(&mut sources);
+        let ends = self.buffers.sources(&mut sources);
         let options = PutOptions {
             soft_pin_ttl: self.soft_pin_ttl,
             groups: self.groups.as_ref(),
             places: self.places.as_deref(),
         };
-        let pieces = Pieces::one_each(&mut sources);
+        let pieces = Pieces::of_each(&mut sources, ends);
         store.put(&self.keys, pieces, &options, &mut self.outcomes);
         self.list = recycled(sources);
     }
@@ -255,22 +256,24 @@ impl Copies {
 }
 
 impl Buffers for Copies {
-    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) {
+    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) -> Option<&'a [usize]> {
         let mut rest = &mut self.bytes[..];
         for &size in &self.sizes {
             let (object, later) = rest.split_at_mut(size.min(rest.len()));
             list.push(object.into());
             rest = later;
         }
+        None
     }
 
-    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) {
+    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) -> Option<&'a [usize]> {
         let mut rest = &self.bytes[..];
         for &size in &self.sizes {
             let (object, later) = rest.split_at(size.min(rest.len()));
             list.push(object.into());
             rest = later;
         }
+        None
     }
 
     fn come_home(self) {}

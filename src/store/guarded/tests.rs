@@ -178,11 +178,13 @@ impl Drop for Watched {
 }
 
 impl Buffers for Watched {
-    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) {
+    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) -> Option<&'a [usize]> {
         list.push((&mut self.bytes[..]).into());
+        None
     }
-    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) {
+    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) -> Option<&'a [usize]> {
         list.push((&self.bytes[..]).into());
+        None
     }
     fn come_home(mut self) {
         let bytes = std::mem::take(&mut self.bytes);

@@ -28,7 +28,7 @@ const KEYS_PER_CALL: usize = 1024;
 const MOST_SPARE: usize = 16;
 
 /// What the store can do; `tenant`: it is in a tenant's part of the pool.
-pub(super) fn capabilities(tenant: bool) -> Capabilities {
+pub fn capabilities(tenant: bool) -> Capabilities {
     Capabilities {
         name: "mooncake",
         pieces_per_key: 1,

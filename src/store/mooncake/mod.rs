@@ -29,6 +29,7 @@ mod symbols;
 mod waits;
 mod watcher;
 
+pub use calls::capabilities;
 pub use client::Client;
 pub use library::Library;
 pub use setup::{Connection, Patience};

@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::device::memory::Source;
 use crate::error::{Result, bail};
 use crate::keys::Keys;
+use crate::node::{self, Locked};
 use crate::store::connection::check_capabilities;
 use crate::store::{Capabilities, Pieces, PutOptions, PutOutcome, Store};
 
@@ -71,7 +72,7 @@ impl Connection {
     ///
     /// Blocks: as long as `patience` says at most, and while the library is loaded, some 50 ms.
     /// Errors: `PoolRefused`, something of the configuration, the library or this machine does not go
-    /// together; `PoolFailed`, the master cannot be reached, or the library could not connect in
+    /// together; `NoMemory`, RDMA would lock more than this process may; `PoolFailed`, the master cannot be reached, or the library could not connect in
     /// time; `NoThread`.
     pub fn open(config: &Config, patience: Patience) -> Result<Arc<Self>> {
         let capabilities = calls::capabilities(config.tenant_id().is_some());
@@ -82,6 +83,7 @@ impl Connection {
             .any(|variable| std::env::var_os(variable).is_some());
         if config.protocol() == "rdma" && !is_forced {
             check_rdma(Path::new(RDMA_DEVICES), config.device_name())?;
+            locked(config).check(node::locked_memory_limit())?;
         }
         // SAFETY: the operator names the library as Mooncake's, and what lacks its functions is refused.
         let library = unsafe { Library::open(config.library()) }?;
@@ -132,6 +134,19 @@ fn check_segment(bytes: u64) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// What Mooncake registers with its adapters: the segment, and a worker's staging, which may be less than its budget.
+fn locked(config: &Config) -> Locked {
+    let role = config.role();
+    let directions = u64::from(role.reads()) + u64::from(role.writes());
+    Locked {
+        segment: config.global_segment_size(),
+        staging: match config.stage_through_host() {
+            true => config.staging_buffer_bytes().saturating_mul(directions),
+            false => 0,
+        },
+    }
 }
 
 /// Without a device Mooncake connects all the same, and every transfer fails.
@@ -366,6 +381,25 @@ mod tests {
         assert_eq!(error.kind(), Kind::PoolRefused);
         assert!(error.message().contains("device \"mlx5_7\""), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn rdma_locks_the_segment_and_the_staging_of_a_role() {
+        let of = |more: &str| {
+            let text = format!(
+                r#"{{{more} "model_key": "m", "global_segment_size": 100,
+                    "staging_buffer_bytes": 7, "kvbridge": {{"page_format": "raw"}}}}"#
+            );
+            locked(&Config::from_json(text.as_bytes()).unwrap())
+        };
+        let locks = |staging| Locked {
+            segment: 100,
+            staging,
+        };
+        assert_eq!(of(""), locks(14));
+        assert_eq!(of(r#""role": "consumer","#), locks(7));
+        assert_eq!(of(r#""role": "capacity","#), locks(0));
+        assert_eq!(of(r#""stage_through_host": false,"#), locks(0));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod faulty;
 pub mod guarded;
 pub mod host;
 pub mod mooncake;
+pub mod wire;
 
 use std::time::Duration;
 

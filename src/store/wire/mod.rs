@@ -1,0 +1,5 @@
+//! A client of Mooncake's pool in Rust, by the pool's own protocol over TCP.
+//!
+//! [`transfer`] moves the bytes of objects between this process and those that lend memory.
+
+pub mod transfer;

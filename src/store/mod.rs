@@ -60,6 +60,8 @@ pub mod code {
     pub const UNSUPPORTED_CALL: i32 = -20_016;
     /// A function of the host called, on the same thread, what would call it again.
     pub const NESTED_CALL: i32 = -20_017;
+    /// The process that lends the memory does not know the address of the object.
+    pub const ADDRESS_REJECTED: i32 = -20_018;
 }
 
 /// Answer to "is this key in the pool?".

@@ -13,3 +13,4 @@ pub mod messages;
 pub mod pack;
 pub mod rpc;
 mod socket;
+pub mod transfer;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::embedded::{self, Pool};
-use super::{Capabilities, Store, host, mooncake};
+use super::{Capabilities, Store, host, mooncake, wire};
 use crate::config::{Config, StoreKind};
 use crate::engine::Engine;
 use crate::error::{Result, bail};
@@ -17,6 +17,8 @@ pub enum Connection {
     Embedded(Arc<Pool>),
     /// A client of Mooncake's library.
     Mooncake(Arc<mooncake::Connection>),
+    /// A client of Mooncake's protocol.
+    MooncakeTcp(Arc<wire::Connection>),
     /// A pool behind functions of the host.
     Host(Arc<host::Handle>),
 }
@@ -29,14 +31,14 @@ impl Connection {
     /// most. Errors: `EngineRefused`; `Unsupported`, this build lacks the kind of store;
     /// `InvalidArgument`, the kind does not go with what was lent;
     /// `ConfigInvalid`, the embedded pool is open with another capacity; `NoMemory`; `PoolRefused`,
-    /// `PoolFailed`, `NoThread` as [`mooncake::Connection::open`] says.
+    /// `PoolFailed`, `NoThread` as [`mooncake::Connection::open`] and [`wire::Connection::open`] say.
     pub fn open(config: &Config, engine: &Engine, table: Option<host::Table>) -> Result<Self> {
         let connection = Self::open_kind(config, engine, table)?;
         let capabilities = match &connection {
             Self::Embedded(pool) => pool.capabilities(),
             Self::Host(pool) => pool.capabilities(),
-            // Has refused what it cannot do before it connected.
-            Self::Mooncake(_) => return Ok(connection),
+            // Have refused what they cannot do before they lent anything.
+            Self::Mooncake(_) | Self::MooncakeTcp(_) => return Ok(connection),
         };
         check_capabilities(config, capabilities)?;
         Ok(connection)
@@ -81,11 +83,11 @@ impl Connection {
                 let connection = mooncake::Connection::open(config, patience)?;
                 Ok(Self::Mooncake(connection))
             }
-            (other, None) => bail!(
-                Unsupported,
-                "the store \"{}\" is not supported in this build; \"embedded\", \"mooncake\" and \"host\" are",
-                other.name()
-            ),
+            (StoreKind::MooncakeTcp, None) => {
+                budget.check(node::available_memory())?;
+                let connection = wire::Connection::open(config, wire::PATIENCE)?;
+                Ok(Self::MooncakeTcp(connection))
+            }
         }
     }
 
@@ -96,6 +98,7 @@ impl Connection {
         match self {
             Self::Embedded(pool) => Ok(pool.handle()?),
             Self::Mooncake(connection) => connection.handle(),
+            Self::MooncakeTcp(connection) => connection.handle(),
             Self::Host(pool) => Ok(pool.handle()?),
         }
     }
@@ -106,9 +109,9 @@ impl Connection {
     pub fn stats(&self) -> Result<embedded::Stats> {
         match self {
             Self::Embedded(pool) => pool.stats(),
-            Self::Mooncake(_) => bail!(
+            Self::Mooncake(_) | Self::MooncakeTcp(_) => bail!(
                 Unsupported,
-                "the store \"mooncake\" has no numbers of the pool; its master has them"
+                "a Mooncake store has no numbers of the pool; its master has them"
             ),
             Self::Host(_) => bail!(
                 Unsupported,
@@ -124,6 +127,7 @@ impl Connection {
         match self {
             Self::Embedded(pool) => Ok(Self::Embedded(pool.handle()?)),
             Self::Mooncake(connection) => Ok(Self::Mooncake(Arc::clone(connection))),
+            Self::MooncakeTcp(connection) => Ok(Self::MooncakeTcp(Arc::clone(connection))),
             Self::Host(pool) => Ok(Self::Host(pool.handle()?)),
         }
     }

@@ -109,11 +109,6 @@ impl Master {
         self.client
     }
 
-    /// Drops the connections that no call has.
-    pub fn close_idle(&self) {
-        self.state.lock().idle.clear();
-    }
-
     /// Which keys are complete. Renews their leases. One answer per key.
     pub fn exist(&self, keys: &[Text<'_>], deadline: Instant) -> Answers<bool> {
         let request = |part: Range<usize>| Exist {

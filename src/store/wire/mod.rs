@@ -6,11 +6,28 @@
 //! | `family.rs` | versions of Mooncake whose messages differ |
 //! | `pack/` | struct_pack, the master's serialisation |
 //! | `messages.rs` | the master's calls: the one table of layouts |
+//! | `socket.rs`, `rpc.rs` | a connection to the master, and calls over it |
+//! | `master.rs` | the master: its calls in batches, connections that come and go |
+//! | `transfer/` | the bytes of objects: to and from the memory of their owners |
+//! | `spots.rs`, `get.rs`, `put.rs` | what a get and a put are made of |
+//! | `alive.rs` | memory that is lent to the pool |
+//! | `client.rs`, `handle.rs`, `open.rs` | a client, the stores on it, and the way to one |
+//! | `codes.rs` | what a call without an answer means |
 
+mod alive;
+mod client;
+mod codes;
 pub mod family;
+mod get;
+mod handle;
 pub mod master;
 pub mod messages;
+mod open;
 pub mod pack;
+mod put;
 pub mod rpc;
 mod socket;
+mod spots;
 pub mod transfer;
+
+pub use open::{Connection, PATIENCE, capabilities};

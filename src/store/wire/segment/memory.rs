@@ -66,9 +66,6 @@ impl Memory {
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
-        // SAFETY: the mapping that was just made. A forked process has no threads that would serve it; failing that, it
-        // has a mapping that it does not use.
-        unsafe { libc::madvise(start.as_ptr().cast(), length, libc::MADV_DONTFORK) };
         Ok(Self {
             file,
             start,

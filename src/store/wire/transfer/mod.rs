@@ -4,9 +4,10 @@
 //! by side. Bytes go from the sockets straight into the pieces and back, without a copy of ours between.
 //!
 //! `frame`, `owner` and `http` are the bytes of the protocols; `socket` and `dial` are connections; `ask` finds an owner,
-//! `known` remembers it; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
+//! `announce` lets others find one, `known` remembers it; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
 //! `docs/design/wire-data.md`.
 
+pub mod announce;
 mod ask;
 mod dial;
 pub mod frame;

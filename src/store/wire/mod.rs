@@ -26,6 +26,7 @@ mod open;
 pub mod pack;
 mod put;
 pub mod rpc;
+pub mod segment;
 mod socket;
 mod spots;
 pub mod transfer;

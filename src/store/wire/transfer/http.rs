@@ -51,7 +51,21 @@ impl Server {
 
     /// The request for a key's value.
     pub fn get(&self, key: &str) -> Vec<u8> {
-        let mut text = format!("GET {}?key=", self.path);
+        self.request("GET", key, None)
+    }
+
+    /// The request that gives a key a value.
+    pub fn put(&self, key: &str, value: &str) -> Vec<u8> {
+        self.request("PUT", key, Some(value))
+    }
+
+    /// The request that takes a key and its value away.
+    pub fn delete(&self, key: &str) -> Vec<u8> {
+        self.request("DELETE", key, None)
+    }
+
+    fn request(&self, method: &str, key: &str, value: Option<&str>) -> Vec<u8> {
+        let mut text = format!("{method} {}?key=", self.path);
         for byte in key.bytes() {
             if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
                 text.push(char::from(byte));
@@ -62,9 +76,18 @@ impl Server {
         }
         let _ = write!(
             text,
-            " HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            " HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n",
             self.authority
         );
+        if let Some(value) = value {
+            let length = value.len();
+            let _ = write!(
+                text,
+                "Content-Type: application/json\r\nContent-Length: {length}\r\n"
+            );
+        }
+        text.push_str("\r\n");
+        text.push_str(value.unwrap_or_default());
         text.into_bytes()
     }
 }
@@ -158,6 +181,21 @@ mod tests {
         assert_eq!(
             text,
             "GET /metadata?key=mooncake%2Fram%2Fa%3A1%20%0D%0A HTTP/1.1\r\nHost: meta:8080\r\nConnection: close\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn a_value_stands_behind_its_length() {
+        let server = Server::parse("http://meta").unwrap();
+        let text = String::from_utf8(server.put("a", "{}\n")).unwrap();
+        assert_eq!(
+            text,
+            "PUT /?key=a HTTP/1.1\r\nHost: meta:80\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 3\r\n\r\n{}\n"
+        );
+        let text = String::from_utf8(server.delete("a")).unwrap();
+        assert_eq!(
+            text,
+            "DELETE /?key=a HTTP/1.1\r\nHost: meta:80\r\nConnection: close\r\n\r\n"
         );
     }
 

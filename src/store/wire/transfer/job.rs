@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use super::frame::Operation;
 use crate::device::memory::{Memory, Source, Target};
 use crate::store::code;
+use crate::store::wire::segment::Segment;
 
 /// Reads one range into pieces.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl<'a> WriteJob<'a> {
 }
 
 /// Both kinds of jobs, as a connection sees them.
-pub(super) trait Job {
+pub(in crate::store::wire) trait Job {
     const OPERATION: Operation;
 
     fn endpoint(&self) -> &str;
@@ -82,6 +83,9 @@ pub(super) trait Job {
 
     /// Adds where the answer's bytes land, from byte `done` on, until `most` slices are in the list.
     fn landing<'s>(&'s mut self, done: u64, most: usize, slices: &mut Vec<IoSliceMut<'s>>);
+
+    /// Does it within the memory that this process lends itself.
+    fn copy(&mut self, own: &Segment) -> Result<(), i32>;
 
     /// The end of it.
     fn settle(&mut self, outcome: Result<(), i32>);
@@ -137,6 +141,10 @@ impl Job for ReadJob<'_, '_> {
         }
     }
 
+    fn copy(&mut self, own: &Segment) -> Result<(), i32> {
+        own.read(self)
+    }
+
     fn settle(&mut self, outcome: Result<(), i32>) {
         self.outcome = outcome;
     }
@@ -188,6 +196,10 @@ impl Job for WriteJob<'_> {
     }
 
     fn landing<'s>(&'s mut self, _: u64, _: usize, _: &mut Vec<IoSliceMut<'s>>) {}
+
+    fn copy(&mut self, own: &Segment) -> Result<(), i32> {
+        own.write(self)
+    }
 
     fn settle(&mut self, outcome: Result<(), i32>) {
         self.outcome = outcome;

@@ -4,9 +4,10 @@
 //! by side. Bytes go from the sockets straight into the pieces and back, without a copy of ours between.
 //!
 //! `frame`, `owner` and `http` are the bytes of the protocols; `socket` and `dial` are connections; `ask` finds an owner,
-//! `known` remembers it; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
+//! `announce` lets others find one, `known` remembers it; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
 //! `docs/design/wire-data.md`.
 
+pub mod announce;
 mod ask;
 mod dial;
 pub mod frame;
@@ -23,12 +24,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
+use super::segment::Segment;
 use crate::store::code;
-use job::Job;
+use crate::sync::Arc;
 use known::Known;
 use visit::Visit;
 
+pub(super) use job::Job;
 pub use job::{ReadJob, WriteJob};
+pub(super) use socket::{Socket, without_waiting};
 
 /// Where owners are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +56,8 @@ pub struct Settings {
     pub cooldown: Duration,
     /// A connection that was not used for so long is closed.
     pub idle: Duration,
+    /// Memory that this process lends itself: its jobs are copies.
+    pub own: Option<Arc<Segment>>,
 }
 
 impl Settings {
@@ -63,6 +69,7 @@ impl Settings {
             silence: Duration::from_secs(2),
             cooldown: Duration::from_secs(2),
             idle: Duration::from_secs(60),
+            own: None,
         }
     }
 }
@@ -83,6 +90,7 @@ struct Inner {
     connections: usize,
     silence: Duration,
     cooldown: Duration,
+    own: Option<Arc<Segment>>,
 }
 
 impl Peers {
@@ -95,6 +103,7 @@ impl Peers {
                 connections: settings.connections,
                 silence: settings.silence,
                 cooldown: settings.cooldown,
+                own: settings.own,
             },
         }
     }
@@ -127,9 +136,10 @@ impl Peers {
 
     fn serve<J: Job>(&self, jobs: &mut [J], deadline: Instant) {
         let now = Instant::now();
-        let mut asked = Vec::with_capacity(jobs.len());
+        let (mut asked, mut own) = (Vec::with_capacity(jobs.len()), Vec::new());
         for job in jobs {
             match job.check() {
+                Ok(()) if self.is_own(job.endpoint()) => own.push(job),
                 Ok(()) => asked.push(job),
                 Err(code) => job.settle(Err(code)),
             }
@@ -147,7 +157,20 @@ impl Peers {
             }
             visits.push(Visit::begin(&self.inner, part, now));
         }
+        for job in own {
+            // Copying waits for nobody, but takes its time.
+            let outcome = match &self.inner.own {
+                Some(segment) if Instant::now() < deadline => job.copy(segment),
+                _ => Err(code::DEADLINE),
+            };
+            job.settle(outcome);
+        }
         while self.serve_once(&mut visits, deadline) {}
+    }
+
+    fn is_own(&self, endpoint: &str) -> bool {
+        let own = self.inner.own.as_ref();
+        own.is_some_and(|segment| segment.endpoint() == endpoint)
     }
 
     /// Waits for sockets and serves those that are ready; false when there is nothing to wait for.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType,
+    sockopt,
 };
 
 /// A socket of a connection that exists or is being made.
@@ -30,6 +31,18 @@ impl Socket {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(Self { handle }),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// A connection that somebody made to us; it does not block already.
+    pub fn accepted(handle: OwnedFd) -> Self {
+        // Only a matter of speed.
+        let _ = sockopt::set_tcp_nodelay(&handle, true);
+        Self { handle }
+    }
+
+    /// Tells the other side that nothing more will be sent.
+    pub fn end_sending(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.handle, Shutdown::Write)?)
     }
 
     /// What came of connecting.
@@ -72,7 +85,8 @@ impl AsFd for Socket {
     }
 }
 
-fn without_waiting(
+/// A system call that is interrupted by no signal, and whose would-block is no error.
+pub(in crate::store::wire) fn without_waiting(
     mut call: impl FnMut() -> rustix::io::Result<usize>,
 ) -> io::Result<Option<usize>> {
     loop {

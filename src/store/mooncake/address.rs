@@ -92,7 +92,7 @@ pub(in crate::store) fn resolve(text: &str, port: Option<u16>) -> std::io::Resul
 }
 
 /// The parts of `host`, `host:port` or `[address]:port`, whose form the configuration has checked.
-fn host_and_port(text: &str) -> (&str, Option<u16>) {
+pub(in crate::store) fn host_and_port(text: &str) -> (&str, Option<u16>) {
     let (host, port) = match text.rsplit_once(':') {
         // An address alone has more of them.
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => {

@@ -23,7 +23,7 @@ pub(in crate::store) mod codes;
 mod exit;
 mod library;
 mod lists;
-mod setup;
+pub(in crate::store) mod setup;
 pub(in crate::store) mod signals;
 mod symbols;
 mod waits;

@@ -7,6 +7,7 @@
 //! | `pack/` | struct_pack, the master's serialisation |
 //! | `messages.rs` | the master's calls: the one table of layouts |
 //! | `socket.rs`, `rpc.rs` | a connection to the master, and calls over it |
+//! | `probe.rs` | which layouts a master has |
 //! | `master.rs` | the master: its calls in batches, connections that come and go |
 //! | `transfer/` | the bytes of objects: to and from the memory of their owners |
 //! | `spots.rs`, `get.rs`, `put.rs` | what a get and a put are made of |
@@ -24,11 +25,15 @@ pub mod master;
 pub mod messages;
 mod open;
 pub mod pack;
+mod probe;
 mod put;
 pub mod rpc;
 pub mod segment;
 mod socket;
 mod spots;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
 pub mod transfer;
 
 pub use open::{Connection, PATIENCE, capabilities};

@@ -14,17 +14,21 @@ use super::master::Master;
 use super::messages::ReplicateConfig;
 use super::pack::{Text, Uuid};
 use super::rpc::Failure;
-use super::transfer::{Directory, Peers, Settings, http};
+use super::segment::{self, Segment};
+use super::transfer::{Directory, Peers, Settings, announce, http};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result, bail};
 use crate::fork::Process;
 use crate::store::connection::check_capabilities;
-use crate::store::mooncake::{address, codes, signals};
+use crate::store::mooncake::{address, codes, setup, signals};
 use crate::store::{Capabilities, Store};
 use crate::sync::Arc;
 
 /// How long opening may wait for the master, names included.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a metadata server is waited for at the end.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
 
 /// The tenant of those who name none.
 const NO_TENANT: &str = "default";
@@ -58,7 +62,8 @@ pub fn capabilities(family: Family, tenant: bool) -> Capabilities {
 impl Connection {
     /// Connects as the configuration says.
     ///
-    /// Blocks: for `patience` for the names' server, as long again for the master, and as long again for lending.
+    /// Blocks: for `patience` for each of the names' server, the master, the address of our own, the metadata server, and
+    /// the master again for what is lent.
     /// Errors: `PoolRefused`, something of the configuration, the master's version or this machine does not go
     /// together; `PoolFailed`, the master cannot be reached or does not answer; `NoThread`, `NoMemory`.
     pub fn open(config: &Config, patience: Duration) -> Result<Arc<Self>> {
@@ -76,6 +81,7 @@ impl Connection {
         };
         let master = Arc::new(connect(tenant)?);
         let capabilities = capabilities(master.family(), config.tenant_id().is_some());
+        setup::check_segment(config.global_segment_size())?;
         check_capabilities(config, &capabilities).map_err(|error| {
             let versions = master.family().versions();
             error.within(format_args!("the master is a Mooncake {versions}"))
@@ -84,7 +90,14 @@ impl Connection {
             let stranger = format!("kvbridge-probe-{:016x}", random().0);
             check_tenants(address, &connect(&stranger)?, &master, tenant, deadline)?;
         }
-        let lent = lend(config, &master, &addresses, Instant::now() + patience)?;
+        let segment = serve(config, &directory, patience)?;
+        let lent = match &segment {
+            Some(segment) => {
+                let (segment, deadline) = (Arc::clone(segment), Instant::now() + patience);
+                Some(lend(&master, segment, directory.clone(), deadline)?)
+            }
+            None => None,
+        };
         tracing::info!(
             "connected to Mooncake's master at \"{address}\", which speaks as {} does, {} bytes lent",
             master.family().versions(),
@@ -92,7 +105,10 @@ impl Connection {
         );
         let client = Arc::new(Client {
             master,
-            peers: Peers::new(Settings::new(directory)),
+            peers: Peers::new(Settings {
+                own: segment,
+                ..Settings::new(directory)
+            }),
             times: Times::new(config),
             capabilities,
             lent,
@@ -216,20 +232,67 @@ fn is_unknown(master: &Master, deadline: Instant) -> std::result::Result<bool, F
     Ok(is_unknown)
 }
 
-/// Serves and lends what the configuration says, if it says any.
-fn lend(
+/// Serves memory, which is not in the pool yet; nothing if the configuration lends none.
+fn serve(
     config: &Config,
-    master: &Arc<Master>,
-    _addresses: &[SocketAddr],
-    _deadline: Instant,
-) -> Result<Option<Lent>> {
-    let _ = (master, Memory::clone, Lent::begin);
-    if config.global_segment_size() == 0 {
+    directory: &Directory,
+    patience: Duration,
+) -> Result<Option<Arc<Segment>>> {
+    let size = config.global_segment_size();
+    if size == 0 {
         return Ok(None);
     }
-    bail!(
-        PoolRefused,
-        "global_segment_size = {}: the store \"mooncake-tcp\" lends no memory; 0 says so",
-        config.global_segment_size()
-    )
+    let name = setup::own_address(config, patience)?;
+    let host = address::host_and_port(&name).0.to_owned();
+    let text = host.clone();
+    let found = signals::apart_within(patience, move || address::resolve(&text, Some(0)))?;
+    let Some(bind) = found.and_then(|it| Some(it.ok()?.first()?.ip())) else {
+        bail!(PoolFailed, "local_hostname = \"{name}\" has no address");
+    };
+    let segment = Segment::open(&segment::Settings {
+        bind,
+        host,
+        size,
+        limits: segment::Limits::default(),
+    })?;
+    if let Directory::Http(server) = directory {
+        announce::publish(server, &segment, Instant::now() + patience)?;
+    }
+    Ok(Some(Arc::new(segment)))
+}
+
+/// Lent memory as it is served.
+struct Served {
+    segment: Arc<Segment>,
+    directory: Directory,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Directory::Http(server) = &self.directory {
+            let deadline = Instant::now() + WITHDRAWAL;
+            if let Err(error) = announce::withdraw(server, self.segment.endpoint(), deadline) {
+                tracing::warn!("lent memory stays at the metadata server: {error}");
+            }
+        }
+        self.segment.close();
+    }
+}
+
+/// Puts memory that is served into the pool.
+fn lend(
+    master: &Arc<Master>,
+    segment: Arc<Segment>,
+    directory: Directory,
+    deadline: Instant,
+) -> Result<Lent> {
+    let memory = Memory {
+        name: segment.endpoint().to_owned(),
+        endpoint: segment.endpoint().to_owned(),
+        base: segment.base(),
+        size: segment.size(),
+    };
+    let served = Served { segment, directory };
+    let master = Arc::clone(master);
+    Lent::begin(master, random(), memory, Box::new(served), deadline)
 }

@@ -71,6 +71,8 @@ impl Session {
         let (is_full, has_to_say) = (self.outbox.len() >= OUTBOX, !self.outbox.is_empty());
         let wants = match self.state {
             State::Sending { .. } => PollFlags::OUT,
+            // Here already, so that nothing more may come: its turn had ended.
+            State::Request if self.filled >= REQUEST => PollFlags::OUT,
             State::Ending { .. } if has_to_say => PollFlags::OUT,
             _ if is_full => PollFlags::OUT,
             _ if has_to_say => PollFlags::IN | PollFlags::OUT,

@@ -173,3 +173,61 @@ impl Known {
         change(entry);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::wire::transfer::frame::Version;
+    use crate::store::wire::transfer::owner::Description;
+
+    fn owner() -> Arc<Owner> {
+        Arc::new(Owner {
+            addresses: Vec::new(),
+            description: Description {
+                host: None,
+                port: 1,
+                version: Version::Two,
+                ranges: Vec::new(),
+            },
+        })
+    }
+
+    #[test]
+    fn the_owner_that_was_not_needed_for_the_longest_time_is_forgotten() {
+        let known = Known::new(Duration::from_secs(1), 1);
+        let start = Instant::now();
+        let at = |step: usize| start + Duration::from_millis(step as u64);
+        let name = |number: usize| format!("owner-{number}");
+        for number in 0..MOST_OWNERS {
+            known.learn(&name(number), &owner(), at(number));
+        }
+        let is_known = |number| matches!(known.find(&name(number), at(MOST_OWNERS)), Ok(Some(_)));
+        assert!(is_known(0), "and needed just now");
+        known.learn("another", &owner(), at(MOST_OWNERS + 1));
+        assert!(is_known(0) && !is_known(1) && is_known(2));
+        assert_eq!(known.entries.lock().len(), MOST_OWNERS);
+    }
+
+    #[test]
+    fn what_was_learnt_since_is_not_forgotten() {
+        let known = Known::new(Duration::from_secs(1), 1);
+        let (old, new, now) = (owner(), owner(), Instant::now());
+        known.learn("a", &old, now);
+        known.learn("a", &new, now);
+        known.forget("a", &old);
+        let found = known.find("a", now);
+        assert!(matches!(found, Ok(Some(found)) if Arc::ptr_eq(&found, &new)));
+        known.forget("a", &new);
+        assert!(matches!(known.find("a", now), Ok(None)));
+    }
+
+    #[test]
+    fn an_owner_is_shunned_until_then() {
+        let known = Known::new(Duration::from_secs(1), 1);
+        let now = Instant::now();
+        let until = now + Duration::from_secs(1);
+        known.shun("a", until, now);
+        assert!(known.find("a", now).is_err());
+        assert!(matches!(known.find("a", until), Ok(None)));
+    }
+}

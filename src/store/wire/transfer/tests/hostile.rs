@@ -123,6 +123,18 @@ fn an_owner_that_came_back_elsewhere_is_found() {
 }
 
 #[test]
+fn an_owner_whose_data_host_is_out_of_reach_is_met_where_it_answered() {
+    let stand_in = StandIn::honest(Version::Two);
+    let mut description = stand_in.shared.description.lock().unwrap();
+    let text = String::from_utf8(description.clone()).unwrap();
+    *description = text
+        .replace('}', ",\"tcp_data_host\":\"127.0.0.9\"}")
+        .into_bytes();
+    drop(description);
+    assert_eq!(read(&peers(), &stand_in, &[0], 64).0, [Ok(())]);
+}
+
+#[test]
 fn an_owner_that_moved_between_batches_costs_no_page() {
     let stand_in = StandIn::new(|mut stream, shared, _| {
         let request = stand_in::request(&mut stream, shared).unwrap();

@@ -74,7 +74,7 @@ TEST(Config, WhatThisBuildLacksIsRefusedByName) {
   };
   auto unsupported = KVB_UNSUPPORTED;
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1",
-              "kvbridge": {"store": "mooncake-tcp"}})",
+              "global_segment_size": 0, "kvbridge": {"store": "mooncake-tcp"}})",
           KVB_POOL_FAILED, "127.0.0.1:1");
   refused(R"({"model_key": "m", "stage_through_host": false, "kvbridge": {"page_format": "raw"}})",
           unsupported, "stage_through_host");

@@ -138,7 +138,7 @@ impl Connection {
 ///
 /// Errors: `PoolRefused`.
 pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
-    const MOST: &str = "\"host\" can if its functions can";
+    const MOST: &str = "\"mooncake-tcp\" can, \"host\" if its functions can";
     for (asked, able, field, others) in [
         (
             config.soft_pin_ttl_ms().is_some(),
@@ -151,12 +151,13 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
             config.tenant_id().is_some(),
             can.tenant,
             "tenant_id",
-            "\"mooncake\" can if its master keeps tenants apart, \"host\" if its functions do",
+            "\"mooncake\" and \"mooncake-tcp\" can if their master keeps tenants apart, \"host\" if its functions do",
         ),
     ] {
         if asked && !able {
             let others = match can.name {
                 "host" => "its table does not say that its functions can",
+                "mooncake-tcp" => "it needs a newer master",
                 _ => others,
             };
             bail!(

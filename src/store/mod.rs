@@ -4,7 +4,7 @@
 //! the caller owns, so that a warmed-up caller allocates nothing. A store never panics on what it
 //! is given: a call whose lists do not fit together is answered with a failure for every key.
 //!
-//! [`embedded`] is the pool inside this process, [`mooncake`] one that many servers share, [`host`] calls functions of the host, [`faulty`] wraps any store and breaks it by
+//! [`embedded`] is the pool inside this process, [`mooncake`] one that many servers share, [`wire`] the same over its own protocol, [`host`] calls functions of the host, [`faulty`] wraps any store and breaks it by
 //! script, [`connection`] opens the one that a configuration names, [`guarded`] bounds the time of its calls, [`conformance`] is the suite that every store has to pass.
 
 pub mod breaker;

@@ -551,3 +551,33 @@ fn options() {
     );
     assert_eq!(out, [PutOutcome::Failed(-600)]);
 }
+
+// ---- any master ----
+
+/// Against the master at `KVB_POOL_MASTER`, whatever its version is, with memory that this process lends:
+/// `scripts/wire-versions`.
+#[test]
+#[ignore = "needs a master"]
+fn any_version() {
+    let (lender, other) = (open(LENT).handle().unwrap(), open(NOTHING_LENT));
+    conformance::check(&|| other.handle().unwrap()).unwrap();
+    let other = other.handle().unwrap();
+    put_content(&*lender, "lender's");
+    get_content(&*other, "lender's");
+    put_content(&*other, "other's");
+    get_content(&*lender, "other's");
+    let all = numbered("other's", COUNT);
+    assert_eq!(exist(&*lender, &all), vec![Presence::Present; COUNT]);
+    assert_eq!(
+        remove(&*lender, &all, true),
+        vec![RemoveOutcome::Removed; COUNT]
+    );
+    assert_eq!(exist(&*lender, &all), vec![Presence::Absent; COUNT]);
+    // For longer than a master waits for a sign of life.
+    std::thread::sleep(Duration::from_secs(13));
+    get_content(&*other, "lender's");
+    lender.close().unwrap();
+    let gone = numbered("lender's", COUNT);
+    assert_eq!(exist(&*other, &gone), vec![Presence::Absent; COUNT]);
+    other.close().unwrap();
+}

@@ -25,7 +25,7 @@ use kvbridge::store::{
     conformance, mooncake,
 };
 use kvbridge::sync::SystemClock;
-use real_pool::{Member, NOTHING_LENT, master};
+use real_pool::{Member, NOTHING_LENT, master, wire_config};
 
 fn with_pool(segment: &str, test: &str) {
     with_pool_of(&["--segment", segment], test);
@@ -41,11 +41,7 @@ fn config_for(master: &str, more: &str) -> Config {
 }
 
 fn config_within(master: &str, more: &str, ms: u32) -> Config {
-    let text = format!(
-        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "kvbridge":
-            {{"store": "mooncake-tcp", "lookup_timeout_ms": {ms}, "load_timeout_ms": {ms}, "save_timeout_ms": {ms}}}}}"#
-    );
-    Config::from_json(text.as_bytes()).unwrap()
+    wire_config(master, more, [ms; 3])
 }
 
 fn open(more: &str) -> Arc<Connection> {

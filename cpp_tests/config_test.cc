@@ -66,16 +66,15 @@ TEST(Config, ACudaDeviceNeedsItsDriver) {
   open(R"("role": "capacity", )");
 }
 
-TEST(Config, WhatThisBuildLacksIsRefusedByName) {
+TEST(Config, WhatAPoolCannotDoIsRefusedByName) {
   auto engine = kvb::engine(testing_kvb::kBlock);
   auto refused = [&](const std::string& text, kvb_status status, const std::string& part) {
     auto config = kvb::Config::from_json(text);
     expect_error(status, part, [&] { kvb::Worker::open(config, engine); });
   };
-  auto unsupported = KVB_UNSUPPORTED;
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1",
-              "kvbridge": {"store": "mooncake-tcp"}})",
-          unsupported, "mooncake-tcp");
+              "global_segment_size": 0, "kvbridge": {"store": "mooncake-tcp"}})",
+          KVB_POOL_FAILED, "127.0.0.1:1");
   refused(json("lacks", R"("soft_pin_ttl_ms": 5, )"), KVB_POOL_REFUSED, "soft_pin_ttl_ms");
   refused(json("lacks", R"("group_blocks": true, )"), KVB_POOL_REFUSED, "group_blocks");
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1", "protocol": "tcp",

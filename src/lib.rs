@@ -18,7 +18,7 @@
 //! | boundary | `ffi` | everything; nothing uses it |
 //!
 //! `unsafe` stands only where memory or foreign code is met: `ffi`, `device`, the embedded pool's arena,
-//! Mooncake's library, `catch`, the way out into the host's functions, and `fork`.
+//! the memory lent to a Mooncake pool, Mooncake's library, `catch`, the way out into the host's functions, and `fork`.
 
 mod catch;
 pub mod config;

@@ -16,11 +16,27 @@ constexpr CUresult kInvalidHandle = 400;
 constexpr CUresult kNotFound = 500;
 constexpr CUresult kIllegalAddress = 700;
 constexpr CUresult kNotSupported = 801;
+constexpr CUresult kCaptured = 900;
+constexpr CUresult kCaptured = 900;
 
 /* How many devices this machine has. */
 constexpr int kDevices = 2;
 
+/* What captures of others forbid, as far as it is used here. */
+inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSynchronize",
+                                              "cuCtxSynchronize",    "cuMemHostRegister_v2",
+                                              "cuMemHostUnregister", "cuMemAlloc_v2"};
+
+/* What captures of others forbid, as far as it is used here. */
+inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSynchronize",
+                                              "cuCtxSynchronize",    "cuMemHostRegister_v2",
+                                              "cuMemHostUnregister", "cuMemAlloc_v2"};
+
 inline thread_local CUcontext t_current = nullptr;
+/* Its address stands for the thread. */
+inline thread_local char t_thread = 0;
+/* Its address stands for the thread. */
+inline thread_local char t_thread = 0;
 
 /* Its address stands for the thread. */
 inline thread_local char t_thread = 0;
@@ -34,6 +50,10 @@ struct Call {
       return;
     }
     ++all.calls[function];
+    auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
+    all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
+    auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
+    all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
     auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
     all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
     auto& failure = all.failure;
@@ -50,7 +70,20 @@ struct Call {
       return;
     }
     if (all.skipped.count(function) != 0) return;
+    if (t_capture_mode != 2 && kUnsafe.count(function) != 0 && spoil_captures()) {
+      answer = kCaptured;
+      return;
+    }
     runs = true;
+  }
+  /* Whether there are any. */
+  static bool spoil_captures() {
+    bool some = false;
+    for (auto stream : state().streams) {
+      stream->is_spoilt |= stream->captures;
+      some |= stream->captures;
+    }
+    return some;
   }
   Lock lock;
   CUresult answer = 0;
@@ -80,6 +113,8 @@ inline CUresult find_stream(CUstream handle, CUstream* stream) {
   NEED(state().streams.count(handle) != 0, kInvalidHandle);
   NEED(handle->context == t_current, kInvalidHandle);
   *stream = handle;
+  handle->is_spoilt |= handle->captures;
+  NEED(!handle->captures, kCaptured);
   return 0;
 }
 

@@ -24,7 +24,7 @@ over shared system prompts.
                      more; every output is compared with a run without pool. Otherwise requests
                      run alone, one after another, and hits and saves are exact figures.
   --pool-bytes SIZE  capacity of the embedded pool, such as 512MiB (4GiB)
-  --store KIND       which pool: embedded, or mooncake over TCP (embedded)
+  --store KIND       which pool: embedded, or over TCP mooncake or mooncake-tcp (embedded)
   --master HOST:PORT the master of a Mooncake pool; scripts/replay starts a pool of its own without
   --keys SCHEME      how pages are named: kvb1 or trtllm (kvb1)
   --processes        each engine is a process, and each of its ranks but the first too; not with --concurrent, nor

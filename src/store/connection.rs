@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::embedded::{self, Pool};
-use super::{Capabilities, Store, host, mooncake};
+use super::{Capabilities, Store, host, mooncake, wire};
 use crate::config::{Config, Role, StoreKind};
 use crate::engine::{DeviceChoice, Engine, Terms};
 use crate::error::{Result, bail};
@@ -17,6 +17,8 @@ pub enum Connection {
     Embedded(Arc<Pool>),
     /// A client of Mooncake's library.
     Mooncake(Arc<mooncake::Connection>),
+    /// A client of Mooncake's protocol.
+    MooncakeTcp(Arc<wire::Connection>),
     /// A pool behind functions of the host.
     Host(Arc<host::Handle>),
 }
@@ -26,17 +28,16 @@ impl Connection {
     /// what the host lends for the kind "host", and goes with no other.
     ///
     /// Blocks: for a pool that is reached over a network, as long as [`mooncake::Patience`] says at
-    /// most. Errors: `EngineRefused`; `Unsupported`, this build lacks the kind of store;
-    /// `InvalidArgument`, the kind does not go with what was lent;
+    /// most. Errors: `EngineRefused`; `InvalidArgument`, the kind does not go with what was lent;
     /// `ConfigInvalid`, the embedded pool is open with another capacity; `NoMemory`; `PoolRefused`,
-    /// `PoolFailed`, `NoThread` as [`mooncake::Connection::open`] says.
+    /// `PoolFailed`, `NoThread` as [`mooncake::Connection::open`] and [`wire::Connection::open`] say.
     pub fn open(config: &Config, engine: &Engine, table: Option<host::Table>) -> Result<Self> {
         let connection = Self::open_kind(config, engine, table)?;
         let capabilities = match &connection {
             Self::Embedded(pool) => pool.capabilities(),
             Self::Host(pool) => pool.capabilities(),
-            // Has refused what it cannot do before it connected.
-            Self::Mooncake(_) => return Ok(connection),
+            // Have refused what they cannot do before they lent anything.
+            Self::Mooncake(_) | Self::MooncakeTcp(_) => return Ok(connection),
         };
         check_capabilities(config, capabilities)?;
         Ok(connection)
@@ -85,11 +86,16 @@ impl Connection {
                 let connection = mooncake::Connection::open(config, patience)?;
                 Ok(Self::Mooncake(connection))
             }
-            (other, None) => bail!(
-                Unsupported,
-                "the store \"{}\" is not supported in this build; \"embedded\", \"mooncake\" and \"host\" are",
-                other.name()
-            ),
+            (StoreKind::MooncakeTcp, None) => {
+                let newest = wire::family::Family::ALL[0];
+                check_direct(
+                    &terms,
+                    &wire::capabilities(newest, config.tenant_id().is_some()),
+                )?;
+                budget.check(node::available_memory())?;
+                let connection = wire::Connection::open(config, wire::PATIENCE)?;
+                Ok(Self::MooncakeTcp(connection))
+            }
         }
     }
 
@@ -100,6 +106,7 @@ impl Connection {
         match self {
             Self::Embedded(pool) => Ok(pool.handle()?),
             Self::Mooncake(connection) => connection.handle(),
+            Self::MooncakeTcp(connection) => connection.handle(),
             Self::Host(pool) => Ok(pool.handle()?),
         }
     }
@@ -110,9 +117,9 @@ impl Connection {
     pub fn stats(&self) -> Result<embedded::Stats> {
         match self {
             Self::Embedded(pool) => pool.stats(),
-            Self::Mooncake(_) => bail!(
+            Self::Mooncake(_) | Self::MooncakeTcp(_) => bail!(
                 Unsupported,
-                "the store \"mooncake\" has no numbers of the pool; its master has them"
+                "a Mooncake store has no numbers of the pool; its master has them"
             ),
             Self::Host(_) => bail!(
                 Unsupported,
@@ -128,6 +135,7 @@ impl Connection {
         match self {
             Self::Embedded(pool) => Ok(Self::Embedded(pool.handle()?)),
             Self::Mooncake(connection) => Ok(Self::Mooncake(Arc::clone(connection))),
+            Self::MooncakeTcp(connection) => Ok(Self::MooncakeTcp(Arc::clone(connection))),
             Self::Host(pool) => Ok(Self::Host(pool.handle()?)),
         }
     }
@@ -138,7 +146,7 @@ impl Connection {
 ///
 /// Errors: `PoolRefused`.
 pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
-    const MOST: &str = "\"host\" can if its functions can";
+    const MOST: &str = "\"mooncake-tcp\" can, \"host\" if its functions can";
     for (asked, able, field, others) in [
         (
             config.soft_pin_ttl_ms().is_some(),
@@ -151,12 +159,13 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
             config.tenant_id().is_some(),
             can.tenant,
             "tenant_id",
-            "\"mooncake\" can if its master keeps tenants apart, \"host\" if its functions do",
+            "\"mooncake\" and \"mooncake-tcp\" can if their master keeps tenants apart, \"host\" if its functions do",
         ),
     ] {
         if asked && !able {
             let others = match can.name {
                 "host" => "its table does not say that its functions can",
+                "mooncake-tcp" => "it needs a newer master",
                 _ => others,
             };
             bail!(

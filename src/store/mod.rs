@@ -4,7 +4,7 @@
 //! the caller owns, so that a warmed-up caller allocates nothing. A store never panics on what it
 //! is given: a call whose lists do not fit together is answered with a failure for every key.
 //!
-//! [`embedded`] is the pool inside this process, [`mooncake`] one that many servers share, [`host`] calls functions of the host, [`faulty`] wraps any store and breaks it by
+//! [`embedded`] is the pool inside this process, [`mooncake`] one that many servers share, [`wire`] the same over its own protocol, [`host`] calls functions of the host, [`faulty`] wraps any store and breaks it by
 //! script, [`connection`] opens the one that a configuration names, [`guarded`] bounds the time of its calls, [`conformance`] is the suite that every store has to pass.
 
 pub mod breaker;
@@ -15,6 +15,7 @@ pub mod faulty;
 pub mod guarded;
 pub mod host;
 pub mod mooncake;
+pub mod wire;
 
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub mod code {
     pub const UNSUPPORTED_CALL: i32 = -20_016;
     /// A function of the host called, on the same thread, what would call it again.
     pub const NESTED_CALL: i32 = -20_017;
+    /// The process that lends the memory does not know the address of the object.
+    pub const ADDRESS_REJECTED: i32 = -20_018;
 }
 
 /// Answer to "is this key in the pool?".

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvbridge::config::Config;
 use kvbridge::error::{Error, Kind, Result};
 use kvbridge::scheduler::FinishReason;
 use kvbridge::stats::{PoolCounts, Stats};
-use kvbridge::store::Store;
+use kvbridge::store::{Store, wire};
 
-use crate::real_pool::{NOTHING_LENT, open};
+use crate::is_wire;
+use crate::real_pool::{NOTHING_LENT, master, open, wire_config};
 use crate::rig::{GroupShape, Lines, Rig, Setup, T};
 
 /// What a call may take beyond its deadline on a machine that has much else to do.
@@ -53,10 +55,20 @@ pub struct Engine {
 }
 
 /// A client of its own per rank, as if each were a process.
-fn clients(world: u32) -> Vec<Arc<dyn Store>> {
-    (0..world)
-        .map(|_| open(NOTHING_LENT).handle().unwrap())
-        .collect()
+fn clients(world: u32, config: &Config) -> Vec<Arc<dyn Store>> {
+    if !is_wire() {
+        let opened = (0..world).map(|_| open(NOTHING_LENT).handle().unwrap());
+        return opened.collect();
+    }
+    let times = [
+        config.lookup_timeout(),
+        config.load_timeout(),
+        config.save_timeout(),
+    ];
+    let times = times.map(|time| time.as_millis() as u32);
+    let config = wire_config(&master(), NOTHING_LENT, times);
+    let connect = || wire::Connection::open(&config, wire::PATIENCE).unwrap();
+    (0..world).map(|_| connect().handle().unwrap()).collect()
 }
 
 /// Short deadlines: 300 ms for lookups, 1.5 s for loads, 2 s for saves; what failed is tried again after 200 ms.
@@ -99,7 +111,7 @@ impl Engine {
             lookup: config.lookup_timeout(),
             load: config.load_timeout(),
         };
-        let stores = clients(setup.world);
+        let stores = clients(setup.world, &config);
         Self {
             rig: Rig::owning(setup, stores),
             lines: lines.clone(),
@@ -373,7 +385,9 @@ impl Engine {
         let stats = self.stats();
         assert_eq!(stats.bad_seals, 0, "a page was damaged");
         let warnings = self.lines.count_warnings();
-        assert!(warnings < MOST_WARNINGS, "{warnings} warnings");
+        // Where a failed load costs no buffers the pauses after it do not grow, and more requests find out.
+        let most = if is_wire() { 2 } else { 1 } * MOST_WARNINGS;
+        assert!(warnings < most, "{warnings} warnings");
         let took = |call| {
             let took = self.longest.get(call).copied().unwrap_or_default();
             format!("{call} {:.2} s", took.as_secs_f64())

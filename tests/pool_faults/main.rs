@@ -1,6 +1,7 @@
 //! An engine on a real pool whose processes are killed, stopped and starved. Each test runs in a
 //! process of its own with a pool of its own (`scripts/pool`), where `KVB_MOONCAKE_LIBRARY` is set: `eval "$(scripts/pool env)"`,
-//! or `scripts/test faults`. With `KVB_SLOW` the library's own waits are not shortened.
+//! or `scripts/test faults`. With `KVB_SLOW` the library's own waits are not shortened;
+//! with `KVB_WIRE` the engine uses the store "mooncake-tcp".
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 #![allow(clippy::print_stdout, reason = "each test tells what it measured")]
@@ -18,6 +19,7 @@ mod space;
 use std::env;
 use std::time::{Duration, Instant};
 
+use kvbridge::error::{Kind, Result};
 use rig::{T, prompt};
 
 /// Runs a test in a process of its own, with a pool that is started with these options, and shows what it measured.
@@ -29,6 +31,21 @@ fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) {
     text.lines()
         .filter(|line| line.starts_with("FAULT "))
         .for_each(|line| println!("{line}"));
+}
+
+/// Whether the engine uses the store "mooncake-tcp", else "mooncake".
+fn is_wire() -> bool {
+    env::var_os("KVB_WIRE").is_some()
+}
+
+/// A shutdown while the pool fails answers at its deadline: with the library a call is inside still, while calls of
+/// "mooncake-tcp" have ended by themselves.
+fn ended_in_time(closed: &[Result<()>]) {
+    match closed {
+        [Ok(())] if is_wire() => {}
+        [Err(error)] if !is_wire() => assert_eq!(error.kind(), Kind::Busy, "{error}"),
+        _ => panic!("{closed:?}"),
+    }
 }
 
 /// Whether the waits of Mooncake's are left as long as they are in production.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::engine::{Engine, large, pause, setup};
 use crate::real_pool::Member;
 use crate::rig::{Setup, T};
-use crate::{blocks, options, with_pool};
+use crate::{blocks, is_wire, options, with_pool};
 
 #[test]
 fn a_full_pool_makes_room() {
@@ -84,8 +84,9 @@ fn two_writers() {
     );
     save(&mut engines[1], &tokens);
     engines[1].settle();
-    // The pool says that it has taken the pages, and does not have them.
-    assert_eq!(engines[1].stats().saved_pages, second + 8);
+    // The pool says that it has taken the pages, or that somebody has them, and does not have them.
+    let said = if is_wire() { 0 } else { 8 };
+    assert_eq!(engines[1].stats().saved_pages, second + said);
     assert_eq!(engines[0].stats().saved_pages, first);
     assert_eq!(engines[1].serve(&tokens).offered, 0);
     assert!(

@@ -103,6 +103,16 @@ pub fn open(more: &str) -> Arc<Connection> {
     Connection::open(&config, Patience::new(&config)).unwrap()
 }
 
+/// A configuration of the store "mooncake-tcp". `times`: milliseconds for lookups, loads and saves.
+pub fn wire_config(master: &str, more: &str, times: [u32; 3]) -> Config {
+    let [lookup, load, save] = times;
+    let text = format!(
+        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "kvbridge": {{"store": "mooncake-tcp",
+            "lookup_timeout_ms": {lookup}, "load_timeout_ms": {load}, "save_timeout_ms": {save}}}}}"#
+    );
+    Config::from_json(text.as_bytes()).unwrap()
+}
+
 /// A process of the pool.
 #[derive(Debug, Clone, Copy)]
 pub enum Member {

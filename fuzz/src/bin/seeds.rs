@@ -4,6 +4,8 @@
 
 use kvbridge::config::Config;
 use kvbridge::metadata::{Metadata, Recycler};
+use kvbridge::store::wire::transfer::frame::{Operation, Request, Status, Version};
+use kvbridge::store::wire::transfer::owner;
 use kvbridge_fuzz::server::Server;
 use std::fs;
 use std::path::Path;
@@ -85,6 +87,37 @@ fn shapes() -> Vec<(&'static str, Vec<u8>)> {
     shapes
 }
 
+/// What Mooncake's own processes send.
+fn transfers() -> Vec<(&'static str, Vec<u8>)> {
+    let owner = r#"{"buffers":[{"addr":140001041567808,"length":1048576,"name":"a:1"},{"addr":139998636539904,"length":268435456,"name":"a:1"}],"name":"a:1","protocol":"tcp","tcp_data_host":"127.0.0.1","tcp_data_port":15619,"tcp_proto_version":2}"#;
+    let answer = |text: &str| {
+        let length = text.len();
+        format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{text}"
+        )
+    };
+    let request = Request {
+        size: 16384,
+        address: 139_998_636_539_904,
+        operation: Operation::Write,
+        version: Version::Two,
+    };
+    let contact = r#"{"ip_or_host_name":"127.0.0.1","rpc_port":16726}"#;
+    vec![
+        ("request", request.encode().to_vec()),
+        ("fine", Status::Fine.encode().to_vec()),
+        ("rejected", Status::Rejected.encode().to_vec()),
+        ("description", owner.as_bytes().to_vec()),
+        ("handshake", owner::handshake(owner::DESCRIBE, owner)),
+        ("found", answer(owner).into_bytes()),
+        ("contact", answer(contact).into_bytes()),
+        (
+            "missing",
+            b"HTTP/1.1 404 Not Found\r\n\r\nmetadata not found".to_vec(),
+        ),
+    ]
+}
+
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let is_check = std::env::args().any(|argument| argument == "--check");
@@ -113,6 +146,9 @@ fn main() {
     }
     for (name, text) in TEXTS {
         save("config", name, text.as_bytes());
+    }
+    for (name, bytes) in transfers() {
+        save("transfer", name, &bytes);
     }
     let whole = Config::from_json(br#"{"model_key": "m"}"#).expect("a valid configuration");
     save("config", "whole", whole.render().as_bytes());

@@ -31,7 +31,7 @@ pub(super) fn reach(master: &str, patience: Duration) -> Result<IpAddr> {
 
 /// The address under which others reach this process, where the operator names none. `route`: ours
 /// that leads to the master.
-pub(super) fn own(master: &str, route: IpAddr) -> IpAddr {
+pub(in crate::store) fn own(master: &str, route: IpAddr) -> IpAddr {
     if !route.is_loopback() {
         return route;
     }
@@ -63,7 +63,7 @@ fn outward() -> Option<IpAddr> {
 /// Refuses a name for this process that nobody else could use.
 ///
 /// Blocks: for the names' server. Errors: `PoolRefused`.
-pub(super) fn check_own(name: &str, route: IpAddr) -> Result<()> {
+pub(in crate::store) fn check_own(name: &str, route: IpAddr) -> Result<()> {
     let addresses = match resolve(name, Some(0)) {
         Ok(addresses) => addresses,
         Err(error) => bail!(
@@ -85,14 +85,14 @@ pub(super) fn check_own(name: &str, route: IpAddr) -> Result<()> {
 }
 
 /// `port` stands for the one that a text without port does not have.
-fn resolve(text: &str, port: Option<u16>) -> std::io::Result<Vec<SocketAddr>> {
+pub(in crate::store) fn resolve(text: &str, port: Option<u16>) -> std::io::Result<Vec<SocketAddr>> {
     let (host, own_port) = host_and_port(text);
     let port = own_port.or(port).unwrap_or(0);
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
 /// The parts of `host`, `host:port` or `[address]:port`, whose form the configuration has checked.
-fn host_and_port(text: &str) -> (&str, Option<u16>) {
+pub(in crate::store) fn host_and_port(text: &str) -> (&str, Option<u16>) {
     let (host, port) = match text.rsplit_once(':') {
         // An address alone has more of them.
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => {

@@ -41,7 +41,7 @@ fn meaning(code: i32) -> Meaning {
 const TRANSFER_FAILED: i32 = -800;
 
 /// What the master of a pool that keeps tenants apart says to a tenant that it does not know.
-pub(super) const UNKNOWN_TENANT: i32 = -1701;
+pub(in crate::store) const UNKNOWN_TENANT: i32 = -1701;
 
 /// Also true where a key was left without an answer: what became of its buffer, nobody knows.
 pub(super) fn is_outage(number: i32) -> bool {
@@ -66,7 +66,7 @@ pub(super) fn presence(code: i32) -> Presence {
     }
 }
 
-pub(super) fn put(code: i32) -> PutOutcome {
+pub(in crate::store) fn put(code: i32) -> PutOutcome {
     match meaning(code) {
         _ if code == 0 => PutOutcome::Stored,
         Meaning::Exists => PutOutcome::AlreadyThere,
@@ -76,7 +76,7 @@ pub(super) fn put(code: i32) -> PutOutcome {
 }
 
 /// `answer`: bytes or a code; `size`: that of the target.
-pub(super) fn get(answer: i64, size: u64) -> GetOutcome {
+pub(in crate::store) fn get(answer: i64, size: u64) -> GetOutcome {
     if let Ok(bytes) = u64::try_from(answer) {
         return match bytes == size {
             true => GetOutcome::Landed(bytes),
@@ -91,7 +91,7 @@ pub(super) fn get(answer: i64, size: u64) -> GetOutcome {
     }
 }
 
-pub(super) fn remove(code: i32) -> RemoveOutcome {
+pub(in crate::store) fn remove(code: i32) -> RemoveOutcome {
     match meaning(code) {
         _ if code == 0 => RemoveOutcome::Removed,
         Meaning::NotFound => RemoveOutcome::Missing,

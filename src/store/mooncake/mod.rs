@@ -15,16 +15,16 @@
     reason = "a foreign library is loaded and called, and signal masks are the system's"
 )]
 
-mod address;
+pub(in crate::store) mod address;
 mod bindings;
 mod calls;
 mod client;
-mod codes;
+pub(in crate::store) mod codes;
 mod exit;
 mod library;
 mod lists;
-mod setup;
-mod signals;
+pub(in crate::store) mod setup;
+pub(in crate::store) mod signals;
 mod symbols;
 mod waits;
 mod watcher;

@@ -126,7 +126,8 @@ impl Connection {
     }
 }
 
-fn check_segment(bytes: u64) -> Result<()> {
+/// Refuses to lend less than Mooncake takes.
+pub(in crate::store) fn check_segment(bytes: u64) -> Result<()> {
     if (1..LEAST_SEGMENT).contains(&bytes) {
         bail!(
             PoolRefused,
@@ -177,7 +178,7 @@ fn check_rdma(devices: &Path, wanted: &str) -> Result<()> {
 }
 
 /// Sees that the master is there, and finds the name under which others reach this process.
-fn own_address(config: &Config, patience: Duration) -> Result<String> {
+pub(in crate::store) fn own_address(config: &Config, patience: Duration) -> Result<String> {
     let Some(master) = config.master_server_address().map(str::to_owned) else {
         bail!(PoolRefused, "master_server_address is not set");
     };

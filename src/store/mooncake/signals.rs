@@ -117,7 +117,7 @@ pub(super) fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
 /// answers later is dropped.
 ///
 /// Errors: `NoThread`.
-pub(super) fn apart_within<T: Send + 'static>(
+pub(in crate::store) fn apart_within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>> {

@@ -1,0 +1,26 @@
+//! What becomes of a call that the pool did not answer, or not all of it.
+
+use super::rpc::Failure;
+use crate::store::code;
+
+/// The code of every key that a failed call left without an answer.
+pub fn of(failure: &Failure) -> i32 {
+    match failure {
+        Failure::Deadline => code::DEADLINE,
+        Failure::Lost(_) => code::UNREACHABLE,
+        Failure::Nonsense(_) => code::BAD_ANSWER,
+        Failure::Refused(_) => code::UNSUPPORTED_CALL,
+    }
+}
+
+/// Whether a code says that the pool, or a part of it, cannot be reached or cannot be spoken with.
+pub fn is_outage(number: i32) -> bool {
+    matches!(
+        number,
+        code::DEADLINE
+            | code::UNREACHABLE
+            | code::BAD_ANSWER
+            | code::NO_ANSWER
+            | code::UNSUPPORTED_CALL
+    )
+}

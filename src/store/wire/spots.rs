@@ -1,0 +1,90 @@
+//! Where in the memory of which owner the bytes of an object are: what is kept of the master's answers.
+
+use super::messages::{Place, Replica};
+use super::pack::Text;
+
+/// A range of an owner's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spot {
+    /// Its number in [`Owners`].
+    owner: usize,
+    /// The first byte, as the owner counts.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// The owners that a call meets: few, each named by many replicas.
+#[derive(Debug, Default)]
+pub struct Owners(Vec<String>);
+
+impl Owners {
+    /// Where a replica is; `None` if it is out of reach: not in memory, or in memory that only another transport
+    /// reaches.
+    pub fn spot(&mut self, replica: &Replica<'_>) -> Option<Spot> {
+        let Place::Memory(memory) = &replica.place else {
+            return None;
+        };
+        let buffer = &memory.buffer;
+        if buffer.protocol != Text(b"tcp") {
+            return None;
+        }
+        Some(Spot {
+            owner: self.number(buffer.endpoint.as_str()?),
+            address: buffer.address,
+            size: buffer.size,
+        })
+    }
+
+    /// How the owner is found.
+    pub fn endpoint(&self, spot: Spot) -> &str {
+        self.0.get(spot.owner).map_or("", String::as_str)
+    }
+
+    fn number(&mut self, endpoint: &str) -> usize {
+        // Neighbours are mostly with the same one, which is then the last or near it.
+        let known = self.0.iter().rposition(|it| it == endpoint);
+        known.unwrap_or_else(|| {
+            self.0.push(endpoint.to_owned());
+            self.0.len() - 1
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::{Buffer, InFile, InMemory};
+    use super::*;
+
+    #[test]
+    fn only_memory_over_tcp_is_in_reach() {
+        let mut owners = Owners::default();
+        let mut replica = |protocol: &'static str, endpoint: &'static [u8]| {
+            let buffer = Buffer {
+                size: 7,
+                address: 9,
+                protocol: protocol.into(),
+                endpoint: Text(endpoint),
+            };
+            let place = Place::Memory(InMemory { buffer });
+            owners.spot(&Replica {
+                place,
+                ..Replica::default()
+            })
+        };
+        let first = replica("tcp", b"a:1").unwrap();
+        let second = replica("tcp", b"b:1").unwrap();
+        assert_eq!(replica("tcp", b"a:1"), Some(first));
+        assert_eq!(replica("rdma", b"a:1"), None);
+        assert_eq!(replica("tcp", &[0xff]), None);
+        assert_eq!((first.address, first.size), (9, 7));
+        assert_eq!(owners.endpoint(first), "a:1");
+        assert_eq!(owners.endpoint(second), "b:1");
+        let place = Place::File(InFile::default());
+        let file = Replica {
+            place,
+            ..Replica::default()
+        };
+        assert_eq!(owners.spot(&file), None);
+    }
+}

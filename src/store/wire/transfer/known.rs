@@ -1,0 +1,233 @@
+//! What is remembered of owners between batches: how they are reached, connections that stand, and which of them
+//! were silent lately.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::ask::Owner;
+use super::socket::Socket;
+use crate::sync::{Arc, Mutex};
+
+/// Most owners that are remembered; the one that was not needed for the longest time goes.
+const MOST_OWNERS: usize = 1024;
+
+/// The memory of all threads that use a [`Peers`](super::Peers).
+#[derive(Debug)]
+pub(super) struct Known {
+    entries: Mutex<HashMap<String, Entry>>,
+    idle_time: Duration,
+    idle_most: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    owner: Option<Arc<Owner>>,
+    idle: Vec<Idle>,
+    shunned_until: Option<Instant>,
+    used: Instant,
+}
+
+#[derive(Debug)]
+struct Idle {
+    socket: Socket,
+    address: SocketAddr,
+    since: Instant,
+}
+
+impl Known {
+    /// Nobody yet. Connections wait for `idle_time` to be used again, at most `idle_most` to one owner.
+    pub fn new(idle_time: Duration, idle_most: usize) -> Self {
+        Self {
+            entries: Mutex::new(HashMap::new()),
+            idle_time,
+            idle_most,
+        }
+    }
+
+    /// The owner, if it was found before; `Err` while it is shunned.
+    pub fn find(&self, endpoint: &str, now: Instant) -> Result<Option<Arc<Owner>>, ()> {
+        let mut entries = self.entries.lock();
+        let Some(entry) = entries.get_mut(endpoint) else {
+            return Ok(None);
+        };
+        entry.used = now;
+        match entry.shunned_until {
+            Some(until) if now < until => Err(()),
+            _ => Ok(entry.owner.clone()),
+        }
+    }
+
+    /// Remembers how an owner is reached.
+    pub fn learn(&self, endpoint: &str, owner: &Arc<Owner>, now: Instant) {
+        self.change(endpoint, now, |entry| {
+            entry.owner = Some(Arc::clone(owner));
+            entry.idle.clear();
+            entry.shunned_until = None;
+        });
+    }
+
+    /// Forgets how an owner is reached, if that is still what is remembered of it.
+    pub fn forget(&self, endpoint: &str, owner: &Arc<Owner>) {
+        let mut entries = self.entries.lock();
+        let is_same = |entry: &Entry| {
+            entry
+                .owner
+                .as_ref()
+                .is_some_and(|it| Arc::ptr_eq(it, owner))
+        };
+        if entries.get(endpoint).is_some_and(is_same) {
+            entries.remove(endpoint);
+        }
+    }
+
+    /// Leaves an owner alone until then.
+    pub fn shun(&self, endpoint: &str, until: Instant, now: Instant) {
+        self.change(endpoint, now, |entry| {
+            entry.owner = None;
+            entry.idle.clear();
+            entry.shunned_until = Some(until);
+        });
+    }
+
+    /// A connection to an owner that stands.
+    pub fn take(
+        &self,
+        endpoint: &str,
+        owner: &Arc<Owner>,
+        now: Instant,
+    ) -> Option<(Socket, SocketAddr)> {
+        let mut entries = self.entries.lock();
+        let entry = entries.get_mut(endpoint)?;
+        if !entry
+            .owner
+            .as_ref()
+            .is_some_and(|it| Arc::ptr_eq(it, owner))
+        {
+            return None;
+        }
+        while let Some(idle) = entry.idle.pop() {
+            let is_young = now.saturating_duration_since(idle.since) < self.idle_time;
+            if is_young && idle.socket.is_quiet() {
+                return Some((idle.socket, idle.address));
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection for the next batch.
+    pub fn give(
+        &self,
+        endpoint: &str,
+        owner: &Arc<Owner>,
+        connection: (Socket, SocketAddr),
+        now: Instant,
+    ) {
+        let mut entries = self.entries.lock();
+        let Some(entry) = entries.get_mut(endpoint) else {
+            return;
+        };
+        let is_same = entry
+            .owner
+            .as_ref()
+            .is_some_and(|it| Arc::ptr_eq(it, owner));
+        if is_same && entry.idle.len() < self.idle_most {
+            entry.idle.push(Idle {
+                socket: connection.0,
+                address: connection.1,
+                since: now,
+            });
+        }
+    }
+
+    /// Closes connections that nobody used for the idle time.
+    pub fn sweep(&self, now: Instant) {
+        let mut entries = self.entries.lock();
+        for entry in entries.values_mut() {
+            entry
+                .idle
+                .retain(|idle| now.saturating_duration_since(idle.since) < self.idle_time);
+        }
+    }
+
+    /// Closes all connections and forgets everybody.
+    pub fn clear(&self) {
+        self.entries.lock().clear();
+    }
+
+    fn change(&self, endpoint: &str, now: Instant, change: impl FnOnce(&mut Entry)) {
+        let mut entries = self.entries.lock();
+        if entries.len() >= MOST_OWNERS && !entries.contains_key(endpoint) {
+            let oldest = entries.iter().min_by_key(|(_, entry)| entry.used);
+            if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
+                entries.remove(&oldest);
+            }
+        }
+        let entry = entries.entry(endpoint.to_owned()).or_insert_with(|| Entry {
+            owner: None,
+            idle: Vec::new(),
+            shunned_until: None,
+            used: now,
+        });
+        entry.used = now;
+        change(entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::wire::transfer::frame::Version;
+    use crate::store::wire::transfer::owner::Description;
+
+    fn owner() -> Arc<Owner> {
+        Arc::new(Owner {
+            addresses: Vec::new(),
+            description: Description {
+                host: None,
+                port: 1,
+                version: Version::Two,
+                ranges: Vec::new(),
+            },
+        })
+    }
+
+    #[test]
+    fn the_owner_that_was_not_needed_for_the_longest_time_is_forgotten() {
+        let known = Known::new(Duration::from_secs(1), 1);
+        let start = Instant::now();
+        let at = |step: usize| start + Duration::from_millis(step as u64);
+        let name = |number: usize| format!("owner-{number}");
+        for number in 0..MOST_OWNERS {
+            known.learn(&name(number), &owner(), at(number));
+        }
+        let is_known = |number| matches!(known.find(&name(number), at(MOST_OWNERS)), Ok(Some(_)));
+        assert!(is_known(0), "and needed just now");
+        known.learn("another", &owner(), at(MOST_OWNERS + 1));
+        assert!(is_known(0) && !is_known(1) && is_known(2));
+        assert_eq!(known.entries.lock().len(), MOST_OWNERS);
+    }
+
+    #[test]
+    fn what_was_learnt_since_is_not_forgotten() {
+        let known = Known::new(Duration::from_secs(1), 1);
+        let (old, new, now) = (owner(), owner(), Instant::now());
+        known.learn("a", &old, now);
+        known.learn("a", &new, now);
+        known.forget("a", &old);
+        let found = known.find("a", now);
+        assert!(matches!(found, Ok(Some(found)) if Arc::ptr_eq(&found, &new)));
+        known.forget("a", &new);
+        assert!(matches!(known.find("a", now), Ok(None)));
+    }
+
+    #[test]
+    fn an_owner_is_shunned_until_then() {
+        let known = Known::new(Duration::from_secs(1), 1);
+        let now = Instant::now();
+        let until = now + Duration::from_secs(1);
+        known.shun("a", until, now);
+        assert!(known.find("a", now).is_err());
+        assert!(matches!(known.find("a", until), Ok(None)));
+    }
+}

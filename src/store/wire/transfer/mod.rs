@@ -1,0 +1,219 @@
+//! Reading and writing the memory that other processes lend to a pool.
+//!
+//! [`Peers`] serves batches of [`ReadJob`]s and [`WriteJob`]s: one thread, the caller's, serves all owners of a batch side
+//! by side. Bytes go from the sockets straight into the pieces and back, without a copy of ours between.
+//!
+//! `frame`, `owner` and `http` are the bytes of the protocols; `socket` and `dial` are connections; `ask` finds an owner,
+//! `announce` lets others find one, `known` remembers it; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
+//! `docs/design/wire-data.md`.
+
+pub mod announce;
+mod ask;
+mod dial;
+pub mod frame;
+pub mod http;
+mod job;
+mod known;
+mod line;
+pub mod owner;
+mod socket;
+mod visit;
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, Timespec};
+use rustix::io::Errno;
+
+use super::segment::Segment;
+use crate::store::code;
+use crate::sync::Arc;
+use known::Known;
+use visit::Visit;
+
+pub(super) use job::Job;
+pub use job::{ReadJob, WriteJob};
+pub(super) use socket::{Socket, without_waiting};
+
+/// Where owners are looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Directory {
+    /// Endpoints are addresses, and the owner that listens there describes itself.
+    Handshake,
+    /// Endpoints are names that a metadata server knows.
+    Http(http::Server),
+}
+
+/// How owners are met.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where they are looked up.
+    pub directory: Directory,
+    /// Most connections to one owner that a batch uses.
+    pub connections: usize,
+    /// An owner that neither sends nor takes a byte for so long is given up.
+    pub silence: Duration,
+    /// An owner that was given up is left alone for so long: its jobs fail at once, and batches do not wait for it.
+    pub cooldown: Duration,
+    /// A connection that was not used for so long is closed.
+    pub idle: Duration,
+    /// Memory that this process lends itself: its jobs are copies.
+    pub own: Option<Arc<Segment>>,
+}
+
+impl Settings {
+    /// The settings that a store uses unless told otherwise.
+    pub fn new(directory: Directory) -> Self {
+        Self {
+            directory,
+            connections: 4,
+            silence: Duration::from_secs(2),
+            cooldown: Duration::from_secs(2),
+            idle: Duration::from_secs(60),
+            own: None,
+        }
+    }
+}
+
+/// The owners of memory that this process reads and writes, and the connections to them.
+///
+/// Threads: any number at once; each batch uses connections of its own. No thread of ours runs here.
+#[derive(Debug)]
+pub struct Peers {
+    inner: Inner,
+}
+
+/// What the parts of a batch need of it.
+#[derive(Debug)]
+struct Inner {
+    known: Known,
+    directory: Directory,
+    connections: usize,
+    silence: Duration,
+    cooldown: Duration,
+    own: Option<Arc<Segment>>,
+}
+
+impl Peers {
+    /// Meets nobody yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            inner: Inner {
+                known: Known::new(settings.idle, 2 * settings.connections),
+                directory: settings.directory,
+                connections: settings.connections,
+                silence: settings.silence,
+                cooldown: settings.cooldown,
+                own: settings.own,
+            },
+        }
+    }
+
+    /// Reads, and leaves an outcome in every job.
+    ///
+    /// Blocks: until the deadline at most, but for the names' server where an endpoint holds a host name. After it
+    /// returns nothing writes to the pieces. Failures by job: `DEADLINE`; `UNREACHABLE`, the owner refuses, is gone or
+    /// silent; `ADDRESS_REJECTED`; `BAD_ANSWER`, or the number that it sent; `MALFORMED_CALL`, sizes do not add up;
+    /// `UNREACHABLE_MEMORY`.
+    pub fn read(&self, jobs: &mut [ReadJob<'_, '_>], deadline: Instant) {
+        self.serve(jobs, deadline);
+    }
+
+    /// Writes, and leaves an outcome in every job. As [`read`](Self::read); after it returns nothing reads the pieces.
+    pub fn write(&self, jobs: &mut [WriteJob<'_>], deadline: Instant) {
+        self.serve(jobs, deadline);
+    }
+
+    /// Closes connections that were not used for long. They are not used again in any case; this is for processes that
+    /// have nothing to read for long.
+    pub fn sweep(&self) {
+        self.inner.known.sweep(Instant::now());
+    }
+
+    /// Closes all connections that no batch uses and forgets the owners.
+    pub fn close(&self) {
+        self.inner.known.clear();
+    }
+
+    fn serve<J: Job>(&self, jobs: &mut [J], deadline: Instant) {
+        let now = Instant::now();
+        let (mut asked, mut own) = (Vec::with_capacity(jobs.len()), Vec::new());
+        for job in jobs {
+            match job.check() {
+                Ok(()) if self.is_own(job.endpoint()) => own.push(job),
+                Ok(()) => asked.push(job),
+                Err(code) => job.settle(Err(code)),
+            }
+        }
+        asked.sort_by(|a, b| a.endpoint().cmp(b.endpoint()));
+        let mut visits = Vec::new();
+        let mut rest = asked.into_iter().peekable();
+        while let Some(first) = rest.next() {
+            let mut part = vec![first];
+            while let Some(job) = rest.next_if(|job| {
+                part.first()
+                    .is_some_and(|first| first.endpoint() == job.endpoint())
+            }) {
+                part.push(job);
+            }
+            visits.push(Visit::begin(&self.inner, part, now));
+        }
+        for job in own {
+            // Copying waits for nobody, but takes its time.
+            let outcome = match &self.inner.own {
+                Some(segment) if Instant::now() < deadline => job.copy(segment),
+                _ => Err(code::DEADLINE),
+            };
+            job.settle(outcome);
+        }
+        while self.serve_once(&mut visits, deadline) {}
+    }
+
+    fn is_own(&self, endpoint: &str) -> bool {
+        let own = self.inner.own.as_ref();
+        own.is_some_and(|segment| segment.endpoint() == endpoint)
+    }
+
+    /// Waits for sockets and serves those that are ready; false when there is nothing to wait for.
+    fn serve_once<J: Job>(&self, visits: &mut [Visit<'_, J>], deadline: Instant) -> bool {
+        let now = Instant::now();
+        let mut wake = deadline;
+        for visit in visits.iter_mut() {
+            visit.check_time(&self.inner, now, deadline);
+            wake = visit
+                .patience_ends(&self.inner)
+                .map_or(wake, |it| it.min(wake));
+        }
+        let mut sockets = Vec::new();
+        for visit in visits.iter() {
+            visit.list(&mut sockets);
+        }
+        if sockets.is_empty() {
+            return false;
+        }
+        let mut polled: Vec<PollFd<'_>> = sockets
+            .iter()
+            .map(|(socket, wants)| PollFd::from_borrowed_fd(*socket, *wants))
+            .collect();
+        let wait = Timespec::try_from(wake.saturating_duration_since(now)).ok();
+        let is_able = match rustix::event::poll(&mut polled, wait.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => true,
+            Err(_) => false,
+        };
+        let ready: Vec<bool> = polled.iter().map(|it| !it.revents().is_empty()).collect();
+        if !is_able {
+            for visit in visits {
+                visit.fail(code::NO_MEMORY);
+            }
+            return false;
+        }
+        let mut ready = ready.into_iter();
+        let now = Instant::now();
+        for visit in visits {
+            visit.step(&self.inner, &mut ready, now);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! Owners that are slow or stand still, and what time has to do with it.
+
+use std::io::{Read, Write};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::stand_in::{self, StandIn};
+use super::{PATIENCE, held, later, peers, read, read_until, settings, write_until};
+use crate::store::code;
+use crate::store::wire::transfer::frame::{Status, Version};
+use crate::store::wire::transfer::{Peers, Settings};
+
+const SHORT: Duration = Duration::from_millis(60);
+
+fn impatient() -> Peers {
+    Peers::new(Settings {
+        silence: SHORT,
+        ..settings()
+    })
+}
+
+#[test]
+fn a_deadline_that_has_passed_sends_nothing() {
+    let stand_in = StandIn::honest(Version::Two);
+    let peers = peers();
+    let past = Instant::now();
+    let (outcomes, _) = read_until(&peers, &stand_in.endpoint, &[0], 9, past);
+    assert_eq!(outcomes, [Err(code::DEADLINE)]);
+    let outcomes = write_until(&peers, &stand_in.endpoint, &[(0, vec![1])], past);
+    assert_eq!(outcomes, [(Err(code::DEADLINE), false)]);
+    assert_eq!(stand_in.requests(), 0);
+    // Nobody is to blame for it.
+    assert_eq!(read(&peers, &stand_in, &[0], 9).0, [Ok(())]);
+}
+
+#[test]
+fn nothing_lands_after_a_read_has_ended() {
+    let (go_on, wait) = mpsc::channel::<()>();
+    let (done, is_done) = mpsc::channel();
+    let wait = Mutex::new(wait);
+    let stand_in = StandIn::new(move |mut stream, shared, number| {
+        if number > 0 {
+            return;
+        }
+        stand_in::request(&mut stream, shared).unwrap();
+        stream.write_all(&Status::Fine.encode()).unwrap();
+        stream.write_all(&[0xAA; 5]).unwrap();
+        wait.lock().unwrap().recv().unwrap();
+        let _ = stream.write_all(&[0xAA; 59]);
+        // Until the other side is known to be gone.
+        let _ = stream.read_to_end(&mut Vec::new());
+        done.send(()).unwrap();
+    });
+    let soon = Instant::now() + Duration::from_secs(2);
+    let (outcomes, pages) = read_until(&peers(), &stand_in.endpoint, &[0], 64, soon);
+    assert_eq!(outcomes, [Err(code::DEADLINE)]);
+    let before = pages.clone();
+    go_on.send(()).unwrap();
+    is_done.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(pages, before);
+    assert!(pages[0][5..].iter().all(|byte| *byte == 0xEE));
+}
+
+#[test]
+fn a_write_that_was_given_up_may_still_arrive() {
+    let stand_in = StandIn::new(|mut stream, _, _| {
+        let _ = stream.read_exact(&mut [0; 30]);
+        std::thread::sleep(PATIENCE);
+    });
+    let soon = Instant::now() + Duration::from_secs(2);
+    let pages = [(0, vec![1; 64 << 20]), (70 << 20, vec![2; 9])];
+    let peers = Peers::new(Settings {
+        connections: 1,
+        ..settings()
+    });
+    let outcomes = write_until(&peers, &stand_in.endpoint, &pages, soon);
+    let late = Err(code::DEADLINE);
+    assert_eq!(outcomes, [(late, true), (late, false)]);
+}
+
+#[test]
+fn an_owner_that_stands_still_is_given_up_and_left_alone() {
+    let gate = Arc::new(Mutex::new(true));
+    let is_still = Arc::clone(&gate);
+    let stand_in = StandIn::new(move |stream, shared, _| {
+        if *is_still.lock().unwrap() {
+            std::thread::sleep(PATIENCE);
+        }
+        let _ = stand_in::serve(stream, shared);
+    });
+    let patient = Peers::new(Settings {
+        silence: SHORT,
+        cooldown: SHORT,
+        ..settings()
+    });
+    let shunning = impatient();
+    for peers in [&patient, &shunning] {
+        assert_eq!(
+            read(peers, &stand_in, &[0, 9], 9).0,
+            [Err(code::UNREACHABLE); 2]
+        );
+    }
+    *gate.lock().unwrap() = false;
+    let before = stand_in.handshakes();
+    assert_eq!(
+        read(&shunning, &stand_in, &[0], 9).0,
+        [Err(code::UNREACHABLE)]
+    );
+    assert_eq!(stand_in.handshakes(), before, "it is not even asked");
+    // After the cooldown it gets its chance.
+    let end = later();
+    while read(&patient, &stand_in, &[0], 9).0 != [Ok(())] {
+        assert!(Instant::now() < end);
+    }
+}
+
+#[test]
+fn a_handshake_that_does_not_come_is_given_up() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = listener.local_addr().unwrap().to_string();
+    let peers = impatient();
+    let (outcomes, _) = read_until(&peers, &endpoint, &[0], 9, later());
+    assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
+    // Where the deadline is nearer than the patience, the deadline ends it.
+    let soon = Instant::now() + SHORT;
+    let (outcomes, _) = read_until(&super::peers(), &endpoint, &[0], 9, soon);
+    assert_eq!(outcomes, [Err(code::DEADLINE)]);
+}
+
+#[test]
+fn one_owner_that_stands_still_keeps_nothing_from_another() {
+    let still = StandIn::new(|_, _, _| std::thread::sleep(PATIENCE));
+    let good = StandIn::honest(Version::Two);
+    let mut pages = vec![vec![0; 64]; 4];
+    let mut targets: Vec<_> = pages
+        .iter_mut()
+        .map(|page| [crate::device::memory::Target::from(&mut page[..])])
+        .collect();
+    let endpoints = [&still.endpoint, &good.endpoint];
+    let mut jobs: Vec<_> = targets
+        .iter_mut()
+        .enumerate()
+        .map(|(at, pieces)| {
+            super::ReadJob::new(endpoints[at % 2], super::BASE + 64 * at as u64, 64, pieces)
+        })
+        .collect();
+    let peers = Peers::new(Settings {
+        silence: Duration::from_secs(2),
+        ..settings()
+    });
+    peers.read(&mut jobs, later());
+    let outcomes: Vec<_> = jobs.iter().map(|job| job.outcome).collect();
+    let lost = Err(code::UNREACHABLE);
+    assert_eq!(outcomes, [lost, Ok(()), lost, Ok(())]);
+    assert!(pages[3] == held(&good, 192, 64));
+}
+
+#[test]
+fn a_slow_owner_is_waited_for() {
+    let stand_in = StandIn::new(|mut stream, shared, _| {
+        let request = stand_in::request(&mut stream, shared).unwrap();
+        let bytes = [
+            Status::Fine.encode().to_vec(),
+            vec![5; request.size as usize],
+        ]
+        .concat();
+        for byte in bytes {
+            std::thread::sleep(Duration::from_millis(2));
+            stream.write_all(&[byte]).unwrap();
+        }
+    });
+    let peers = Peers::new(Settings {
+        silence: Duration::from_secs(20),
+        ..settings()
+    });
+    let (outcomes, pages) = read(&peers, &stand_in, &[0], 40);
+    assert_eq!((outcomes, pages), (vec![Ok(())], vec![vec![5; 40]]));
+}
+
+#[test]
+fn connections_that_were_not_used_for_long_are_closed() {
+    let (closed, is_closed) = mpsc::channel();
+    let closed = Mutex::new(closed);
+    let stand_in = StandIn::new(move |stream, shared, number| {
+        let _ = stand_in::serve(stream, shared);
+        let _ = closed.lock().unwrap().send(number);
+    });
+    let peers = Peers::new(Settings {
+        idle: Duration::ZERO,
+        ..settings()
+    });
+    assert_eq!(read(&peers, &stand_in, &[0], 9).0, [Ok(())]);
+    peers.sweep();
+    assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(0));
+    // Not swept, but not used again either.
+    for number in 1..3 {
+        assert_eq!(read(&peers, &stand_in, &[0], 9).0, [Ok(())]);
+        assert_eq!(stand_in.connections(), number + 1);
+    }
+    assert_eq!(stand_in.handshakes(), 1);
+}

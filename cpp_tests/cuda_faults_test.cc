@@ -8,10 +8,11 @@ using namespace testing_cuda;
 
 /* What becomes of one life of a server: registration, a save, a load, the end. Nothing of it may
  * throw anything but statuses, and whatever was loaded is right. */
-void live(Gpu& gpu, const std::string& text, size_t regions) {
+void live(Gpu& gpu, const std::string& text, const std::vector<kvb_region>& regions,
+          const kvb_store_table* table = nullptr) {
   const auto one = slots(4), two = slots(4, 20);
   try {
-    Server server(text, gpu.pool, -1, false, regions);
+    Server server(text, regions, table);
     auto pass = [&](uint64_t id, const Pages& pages) {
       auto restored = server.admit(id, kPrompt, pages);
       server.worker.bind(server.build(id, kPrompt, restored));
@@ -85,7 +86,7 @@ TEST_P(CudaFaults, EveryCallMayFailInAWholePass) {
       SCOPED_TRACE(name);
       stand_in_reset();
       stand_in_fail(function, nth, 999);
-      live(gpu, json(name), GetParam());
+      live(gpu, json(name), pieces_of(gpu.pool, GetParam()));
       auto has_failed = *stand_in_failed() != 0;
       stand_in_reset();
       /* What could not be given back is kept, and only that. */

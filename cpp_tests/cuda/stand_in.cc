@@ -250,7 +250,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* start, size_t size) {
   void* bytes = mmap(nullptr, pages(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (address == MAP_FAILED || bytes == MAP_FAILED) return kOutOfMemory;
   auto number = reinterpret_cast<uintptr_t>(address);
-  state().memory[number] = {size, static_cast<char*>(bytes), true, t_current->device, file, 0};
+  state().memory[number] = {size, static_cast<char*>(bytes), true, t_current->device, file};
   *start = number;
   return 0;
 }
@@ -281,7 +281,8 @@ CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
     seen = reinterpret_cast<uintptr_t>(elsewhere);
     state().seen[seen] = number;
   }
-  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1, seen};
+  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1};
+  state().memory[number].seen = seen;
   return 0;
 }
 

@@ -8,11 +8,11 @@ using namespace testing_cuda;
 
 /* What becomes of one life of a server: registration, a save, a load, the end. Nothing of it may
  * throw anything but statuses, and whatever was loaded is right. */
-void live(Gpu& gpu, const std::string& text, size_t regions,
+void live(Gpu& gpu, const std::string& text, const std::vector<kvb_region>& regions,
           const kvb_store_table* table = nullptr) {
   const auto one = slots(4), two = slots(4, 20);
   try {
-    Server server(text, Server::layout_of(gpu.pool, regions), -1, false, table);
+    Server server(text, regions, table);
     auto pass = [&](uint64_t id, const Pages& pages) {
       auto restored = server.admit(id, kPrompt, pages);
       server.worker.bind(server.build(id, kPrompt, restored));
@@ -100,7 +100,7 @@ TEST(CudaDirectFaults, EveryCallMayFail) {
       /* The range of an address is then asked for in the older way. */
       if (function == std::string("cuMemGetAddressRange_v2")) stand_in_hide_attribute(11, 1);
       stand_in_fail(function, nth, 999);
-      live(gpu, direct_json(), 1, &table);
+      live(gpu, direct_json(), {pages_of(gpu.pool)}, &table);
       auto has_failed = *stand_in_failed() != 0;
       stand_in_reset();
       pool.await_release();
@@ -130,7 +130,7 @@ TEST_P(CudaFaults, EveryCallMayFailInAWholePass) {
       SCOPED_TRACE(name);
       stand_in_reset();
       stand_in_fail(function, nth, 999);
-      live(gpu, json(name), GetParam());
+      live(gpu, json(name), pieces_of(gpu.pool, GetParam()));
       auto has_failed = *stand_in_failed() != 0;
       stand_in_reset();
       /* What could not be given back is kept, and only that. */

@@ -21,40 +21,34 @@ inline kvb_region pages_of(CUdeviceptr pool, uint64_t page = kPage, uint64_t cou
   return region;
 }
 
+/* The same, with each page as so many pieces. */
+inline std::vector<kvb_region> pieces_of(CUdeviceptr pool, size_t pieces) {
+  std::vector<kvb_region> regions;
+  for (size_t i = 0; i < pieces; ++i) {
+    auto region = pages_of(pool);
+    region.size = kPage / pieces;
+    region.base += i * region.size;
+    regions.push_back(region);
+  }
+  return regions;
+}
+
 /* One server of a single rank on a device. */
 struct Server {
+  Server(const std::string& text, CUdeviceptr pool, int32_t ordinal = -1, bool fences = false)
+      : Server(text, {pages_of(pool)}, nullptr, 0, ordinal, fences) {}
   /* With a table the pool is what that lends. */
-  Server(const std::string& text, const kvb::Layout& layout, int32_t ordinal = -1,
-         bool fences = false, const kvb_store_table* table = nullptr)
+  Server(const std::string& text, const std::vector<kvb_region>& regions,
+         const kvb_store_table* table, uint64_t mapping = 0, int32_t ordinal = -1,
+         bool fences = false)
       : config(kvb::Config::from_json(text)), engine(describe(ordinal, fences)) {
+    auto layout = kvb::Layout::with_mapping(mapping);
+    layout.add_group(0, 0, "float16", "", {0});
+    for (auto& region : regions) layout.add_region(0, region);
     if (table != nullptr) store = kvb::Store::open(config, engine, table);
     worker = kvb::Worker::open(config, engine, store);
     scheduler = kvb::Scheduler::beside(worker, config, engine);
     worker.register_layout(layout);
-  }
-  /* Of kPage bytes per page; with several regions a page is as many pieces, side by side. */
-  Server(const std::string& text, CUdeviceptr pool, int32_t ordinal = -1, bool fences = false,
-         size_t regions = 1)
-      : Server(text, layout_of(pool, regions), ordinal, fences) {}
-  Server(const std::string& text, const std::vector<kvb_region>& regions,
-         const kvb_store_table* table, uint64_t mapping = 0, int32_t ordinal = -1,
-         bool fences = false)
-      : Server(text, layout_of(regions, mapping), ordinal, fences, table) {}
-
-  static kvb::Layout layout_of(const std::vector<kvb_region>& regions, uint64_t mapping = 0) {
-    auto layout = kvb::Layout::with_mapping(mapping);
-    layout.add_group(0, 0, "float16", "", {0});
-    for (auto& region : regions) layout.add_region(0, region);
-    return layout;
-  }
-  static kvb::Layout layout_of(CUdeviceptr pool, size_t count) {
-    std::vector<kvb_region> regions;
-    for (size_t i = 0; i < count; ++i) {
-      auto region = pages_of(pool + i * (kPage / count), kPage / count);
-      region.stride = kPage;
-      regions.push_back(region);
-    }
-    return layout_of(regions);
   }
   static kvb_engine describe(int32_t ordinal, bool fences) {
     auto engine = kvb::engine(T);

@@ -47,7 +47,7 @@ TEST(Cuda, PagesAreSavedBehindThePassAndLoadedBeforeTheNext) {
 TEST(Cuda, PagesOfManyPiecesTravelByTheKernel) {
   Gpu gpu;
   {
-    Server server(json("cuda-pieces"), gpu.pool, 0, false, 8);
+    Server server(json("cuda-pieces"), pieces_of(gpu.pool, 8), nullptr, 0, 0);
     serve(server, gpu, 1, 10);
     EXPECT_EQ(stand_in_calls("cuLaunchKernel"), 2) << "tried out, and a save of 3 pages";
     ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
@@ -64,7 +64,7 @@ TEST(Cuda, WithoutTheKernelPagesTravelByCopies) {
   Gpu gpu;
   {
     stand_in_fail("cuModuleLoadData", 1, 222);
-    Server server(json("cuda-no-kernel"), gpu.pool, 0, false, 8);
+    Server server(json("cuda-no-kernel"), pieces_of(gpu.pool, 8), nullptr);
     serve(server, gpu, 1, 10);
     ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
     server.worker.bind(server.build(2, kPrompt, 3 * T));

@@ -292,7 +292,8 @@ CUresult cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
     seen = reinterpret_cast<uintptr_t>(elsewhere);
     state().seen[seen] = number;
   }
-  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1, seen};
+  state().memory[number] = {size, static_cast<char*>(start), false, -1, -1};
+  state().memory[number].seen = seen;
   return 0;
 }
 

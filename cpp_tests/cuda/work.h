@@ -69,7 +69,7 @@ struct Allocation {
   int device;
   int file;
   /* Where a device sees registered memory of the host; 0: nowhere. */
-  uintptr_t seen;
+  uintptr_t seen = 0;
   /* Size of the mappings that it consists of; 0: it is one. */
   size_t mapping = 0;
 };

@@ -151,17 +151,19 @@ struct Shape {
   size_t base(size_t region) const { return region * (stride() * pages + 64); }
   size_t bytes() const { return base(regions); }
 
+  std::vector<kvb_region> on(CUdeviceptr pool) const {
+    std::vector<kvb_region> list;
+    for (size_t r = 0; r < regions; ++r) {
+      auto region = testing_cuda::pages_of(pool + base(r), size(r), pages);
+      region.stride = stride();
+      list.push_back(region);
+    }
+    return list;
+  }
   kvb::Layout layout(CUdeviceptr pool) const {
     auto layout = kvb::Layout::with_mapping();
     layout.add_group(0, 0, "float16", "", {0});
-    for (size_t r = 0; r < regions; ++r) {
-      kvb_region region{};
-      region.base = pool + base(r);
-      region.size = size(r);
-      region.stride = stride();
-      region.slot_count = pages;
-      layout.add_region(0, region);
-    }
+    for (auto& region : on(pool)) layout.add_region(0, region);
     return layout;
   }
   /* Copies a page of one picture of the memory into another one's. */
@@ -171,6 +173,10 @@ struct Shape {
                   from.data() + base(r) + stride() * static_cast<size_t>(source), size(r));
   }
 };
+
+inline void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << shape.pages << " pages of " << shape.regions << " pieces of " << shape.piece << " bytes";
+}
 
 inline Bytes noise(size_t size, uint32_t seed) {
   Bytes bytes(size);

@@ -46,7 +46,7 @@ TEST_P(Shapes, EveryByteOfAPageComesBackAndNoOther) {
   auto saved = pages(0), loaded = pages(static_cast<int32_t>(shape.pages / 2));
   auto name = "shape-" + std::to_string(shape.regions) + "-" + std::to_string(shape.piece);
   {
-    Server server(pool(name), shape.layout(gpu.pool()), 0);
+    Server server(pool(name), shape.on(gpu.pool()), nullptr, 0, 0);
     auto before = noise(shape.bytes(), 1);
     gpu.write(before);
     ASSERT_EQ(pass(server, 1, prompt(blocks), saved, gpu.stream()), 0u);
@@ -84,7 +84,7 @@ Pages pages(int32_t first) { return slots(4, first); }
 TEST(Gpu, ASaveReadsWhatThePassWroteLate) {
   Gpu gpu(kPlain.bytes());
   {
-    Server server(pool("late"), kPlain.layout(gpu.pool()));
+    Server server(pool("late"), kPlain.on(gpu.pool()), nullptr);
     gpu.write(Bytes(kPlain.bytes(), 1));
     Hold hold(gpu.stream());
     pass(server, 1, prompt(3), pages(0), gpu.stream(),
@@ -107,7 +107,7 @@ TEST(Gpu, ASaveReadsWhatThePassWroteLate) {
 TEST(Gpu, ALoadComesBetweenWhatTheStreamHasAndWhatComesLater) {
   Gpu gpu(kPlain.bytes());
   {
-    Server server(pool("between"), kPlain.layout(gpu.pool()));
+    Server server(pool("between"), kPlain.on(gpu.pool()), nullptr);
     gpu.write(Bytes(kPlain.bytes(), 9));
     pass(server, 1, prompt(3), pages(0), gpu.stream());
     server.finish(1);
@@ -141,7 +141,7 @@ TEST(Gpu, NullIsTheLegacyStream) {
   CUstream blocking = nullptr;
   MUST(cuStreamCreate(&blocking, 0));
   {
-    Server server(pool("legacy"), kPlain.layout(gpu.pool()));
+    Server server(pool("legacy"), kPlain.on(gpu.pool()), nullptr);
     gpu.write(Bytes(kPlain.bytes(), 1));
     {
       Hold hold(blocking);
@@ -165,7 +165,8 @@ TEST(Gpu, AnEventIsWaitedForBeforeParkedPagesAreWritten) {
   CUevent event = nullptr;
   MUST(cuEventCreate(&event, 2));
   {
-    Server server(pool("fence", R"("async_load": true, )"), kPlain.layout(gpu.pool()), 0, true);
+    Server server(pool("fence", R"("async_load": true, )"), kPlain.on(gpu.pool()), nullptr, 0, 0,
+                  true);
     gpu.write(Bytes(kPlain.bytes(), 9));
     pass(server, 1, prompt(3), pages(0), gpu.stream());
     server.finish(1);
@@ -194,7 +195,7 @@ TEST(Gpu, AnEventIsWaitedForBeforeParkedPagesAreWritten) {
 TEST(Gpu, ThreadsKeepTheContextThatTheyHave) {
   Gpu gpu(kPlain.bytes());
   {
-    Server server(pool("context"), kPlain.layout(gpu.pool()));
+    Server server(pool("context"), kPlain.on(gpu.pool()), nullptr);
     CUcontext other = nullptr;
     MUST(cuCtxCreate_v2(&other, 0, 0));
     for (auto context : {other, CUcontext(nullptr)}) {
@@ -224,7 +225,7 @@ TEST(Gpu, ThePrimaryContextIsAContextToo) {
   MUST(cuStreamCreate(&stream, 1));
   MUST(cuMemAlloc_v2(&memory, kPlain.bytes()));
   {
-    Server server(pool("primary"), kPlain.layout(memory), 0);
+    Server server(pool("primary"), kPlain.on(memory), nullptr, 0, 0);
     pass(server, 1, prompt(3), pages(0), stream,
          [&] { MUST(cuMemsetD8Async(memory, 5, kPlain.bytes(), stream)); });
     server.finish(1);
@@ -241,7 +242,7 @@ TEST(Gpu, ThePrimaryContextIsAContextToo) {
 TEST(Gpu, MemoryComesAndGoes) {
   Gpu gpu(kPlain.bytes());
   {
-    Server server(pool("sleep"), kPlain.layout(gpu.pool()));
+    Server server(pool("sleep"), kPlain.on(gpu.pool()), nullptr);
     gpu.write(Bytes(kPlain.bytes(), 7));
     pass(server, 1, prompt(3), pages(0), gpu.stream());
     server.finish(1);
@@ -261,7 +262,8 @@ TEST(Gpu, WhatIsNoMemoryOfTheDeviceIsRefused) {
   Gpu gpu(kPlain.bytes());
   auto refused = [&](kvb_status status, const std::string& part, CUdeviceptr memory,
                      int32_t ordinal = -1) {
-    expect_error(status, part, [&] { Server(pool("refused"), kPlain.layout(memory), ordinal); });
+    expect_error(status, part,
+                 [&] { Server(pool("refused"), kPlain.on(memory), nullptr, 0, ordinal); });
   };
   Pinned host(kPlain.bytes());
   refused(KVB_INVALID_ARGUMENT, "is memory of the host", host.address());
@@ -271,7 +273,7 @@ TEST(Gpu, WhatIsNoMemoryOfTheDeviceIsRefused) {
   MUST(cuCtxSetCurrent(nullptr));
   refused(KVB_NO_DEVICE, "no CUDA context is current", gpu.pool());
   MUST(cuCtxSetCurrent(gpu.context()));
-  Server(pool("refused"), kPlain.layout(gpu.pool()), 0);
+  Server(pool("refused"), kPlain.on(gpu.pool()), nullptr, 0, 0);
 }
 
 TEST(Gpu, TwoDevicesShareAPool) {
@@ -279,10 +281,10 @@ TEST(Gpu, TwoDevicesShareAPool) {
   Gpu one(kPlain.bytes(), 0), other(kPlain.bytes(), 1);
   {
     MUST(cuCtxSetCurrent(one.context()));
-    Server writer(pool("two"), kPlain.layout(one.pool()), 0);
+    Server writer(pool("two"), kPlain.on(one.pool()), nullptr, 0, 0);
     one.write(Bytes(kPlain.bytes(), 6));
     MUST(cuCtxSetCurrent(other.context()));
-    Server reader(pool("two"), kPlain.layout(other.pool()), 1);
+    Server reader(pool("two"), kPlain.on(other.pool()), nullptr, 0, 1);
     other.write(Bytes(kPlain.bytes(), 1));
     pass(writer, 1, prompt(3), pages(0), one.stream());
     writer.finish(1);
@@ -303,7 +305,7 @@ TEST(Gpu, ManyRoundsKeepTheirOrder) {
   CUstream streams[] = {gpu.stream(), nullptr};
   MUST(cuStreamCreate(&streams[1], 1));
   {
-    Server server(pool("rounds"), shape.layout(gpu.pool()));
+    Server server(pool("rounds"), shape.on(gpu.pool()), nullptr);
     for (int round = 0; round < kRounds; ++round) {
       auto stream = streams[round % 2];
       auto id = static_cast<uint64_t>(2 * round + 1);

@@ -134,7 +134,7 @@ calls_sanitizers() {
 check_sanitizers_work() {
   local program planted=$1/cpp_tests/kvbridge_planted
   for program in kvbridge_tests kvbridge_plugin_test kvbridge_plugin_exit kvbridge_engine_tests \
-    kvbridge_replay_tests kvbridge_cuda_tests; do
+    kvbridge_replay_tests kvbridge_cuda_tests kvbridge_gpu_tests; do
     must "$program is sanitized" calls_sanitizers "$1/cpp_tests/$program"
   done
   must "no defect is no report" "$planted" none

@@ -50,10 +50,23 @@ void live(Gpu& gpu, const std::string& text, const kvb_store_table* table = null
 
 /* The library's own calls alone: what the engine calls itself does not fail. */
 const char* const kFunctions[] = {
-    "cuCtxGetCurrent",       "cuCtxSetCurrent",     "cuCtxGetDevice",     "cuPointerGetAttribute",
-    "cuMemHostRegister_v2",  "cuMemHostUnregister", "cuStreamWaitEvent",  "cuEventSynchronize",
-    "cuMemcpyBatchAsync_v2", "cuStreamSynchronize", "cuEventRecord",      "cuEventCreate",
-    "cuEventDestroy_v2",     "cuStreamCreate",      "cuStreamDestroy_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxGetDevice",
+    "cuPointerGetAttribute",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuStreamWaitEvent",
+    "cuEventSynchronize",
+    "cuMemcpyBatchAsync_v2",
+    "cuStreamSynchronize",
+    "cuEventRecord",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
 };
 
 /* In direct mode nothing is pinned or copied. */

@@ -27,6 +27,7 @@ constexpr CUresult kNotInitialized = 3;
 constexpr CUresult kInvalidContext = 201;
 constexpr CUresult kInvalidHandle = 400;
 constexpr CUresult kNotSupported = 801;
+constexpr CUresult kCaptured = 900;
 
 const std::map<CUresult, const char*> kNames = {
     {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
@@ -39,6 +40,11 @@ const std::map<CUresult, const char*> kNames = {
     {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
     {999, "CUDA_ERROR_UNKNOWN"},
 };
+
+/* What captures of others forbid, as far as it is used here. */
+const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSynchronize",
+                                       "cuCtxSynchronize",    "cuMemHostRegister_v2",
+                                       "cuMemHostUnregister", "cuMemAlloc_v2"};
 
 thread_local CUcontext t_current = nullptr;
 /* Its address stands for the thread. */
@@ -71,7 +77,20 @@ struct Call {
       return;
     }
     if (all.skipped.count(function) != 0) return;
+    if (stand_in::t_capture_mode != 2 && kUnsafe.count(function) != 0 && spoil_captures()) {
+      answer = kCaptured;
+      return;
+    }
     runs = true;
+  }
+  /* Whether there are any. */
+  static bool spoil_captures() {
+    bool some = false;
+    for (auto stream : state().streams) {
+      stream->is_spoilt |= stream->captures;
+      some |= stream->captures;
+    }
+    return some;
   }
   Lock lock;
   CUresult answer = 0;
@@ -101,6 +120,8 @@ CUresult find_stream(CUstream handle, CUstream* stream) {
   NEED(state().streams.count(handle) != 0, kInvalidHandle);
   NEED(handle->context == t_current, kInvalidHandle);
   *stream = handle;
+  handle->is_spoilt |= handle->captures;
+  NEED(!handle->captures, kCaptured);
   return 0;
 }
 
@@ -258,6 +279,22 @@ CUresult cuStreamSynchronize(CUstream handle) {
   Mark end;
   end.add(stream->queue->progress);
   stand_in::wait(call.lock, __func__, [&] { return end.is_past(); });
+  return 0;
+}
+
+CUresult cuStreamIsCapturing(CUstream handle, int* status) {
+  ENTER();
+  auto is_own = state().streams.count(handle) != 0 && handle->captures;
+  *status = is_own ? 1 : 0;
+  if (is_own) return 0;
+  FIND_STREAM(handle);
+  return 0;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER();
+  NEED(*mode >= 0 && *mode <= 2, kInvalidValue);
+  std::swap(*mode, stand_in::t_capture_mode);
   return 0;
 }
 

@@ -277,6 +277,8 @@ TEST(CudaDirect, ALoadThatIsLateFailsTheWorker) {
     expect_error(KVB_BUSY, "whose memory must stay", [&] { server.worker.shutdown(0); });
     goes_on = true;
     while (gpu.value(22) != 12) std::this_thread::yield();
+    /* Once the call has returned the memory is the engine's. */
+    while (kvb_worker_shutdown(server.worker.get(), 0) != KVB_OK) std::this_thread::yield();
   }
   pool.await_release();
 }

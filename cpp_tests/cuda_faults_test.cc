@@ -71,6 +71,8 @@ const char* const kFunctions[] = {
     "cuModuleUnload",
     "cuMemHostGetDevicePointer_v2",
     "cuLaunchKernel",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
 };
 
 /* In direct mode nothing is pinned or copied. */

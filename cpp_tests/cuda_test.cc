@@ -1,5 +1,5 @@
 /* A cache in device memory, through the public interface, with a stand-in of the CUDA driver. */
-#include "cuda_rig.h"
+#include "cuda_direct_rig.h"
 
 namespace {
 
@@ -265,6 +265,78 @@ TEST(Cuda, ADeviceThatFailsCostsPagesAndNothingElse) {
     EXPECT_EQ(server.stored(counted(2 * T, 500)), 2u);
     server.worker.shutdown(10000);
   }
+}
+
+TEST(Cuda, AStreamThatIsCapturedIsLeftAlone) {
+  Gpu gpu;
+  for (auto direct : {false, true}) {
+    SCOPED_TRACE(direct);
+    DirectPool pool;
+    auto table = pool.table();
+    Server server(direct ? direct_json() : json("cuda-capture"), {pages_of(gpu.pool)},
+                  direct ? &table : nullptr);
+    serve(server, gpu, 1, 10);
+    gpu.compute(slots(4, 20), 90);
+    ok(cuStreamSynchronize(gpu.stream));
+    ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
+    server.worker.bind(server.build(2, kPrompt, 3 * T));
+    stand_in_capture(gpu.stream, 1);
+    server.worker.start_load(gpu.stream);
+    EXPECT_EQ(failed(server), std::vector<uint64_t>{2});
+    server.scheduler.reset_request(2);
+    auto other = counted(T + 1, 900);
+    server.admit(3, other, slots(2, 30));
+    server.worker.bind(server.build(3, other, 0));
+    server.worker.start_load(nullptr);
+    expect_error(KVB_INVALID_ARGUMENT, "is being captured into a graph",
+                 [&] { server.worker.wait_for_save(gpu.stream); });
+    EXPECT_EQ(stand_in_is_capture_spoilt(gpu.stream), 0);
+    stand_in_capture(gpu.stream, 0);
+    EXPECT_EQ(gpu.value(20), 90);
+    server.worker.wait_for_save(gpu.stream);
+    server.finish(3);
+    server.worker.shutdown(10000);
+  }
+}
+
+/* Saves and loads while the engine captures a stream on its thread; answers whether that was
+ * spoilt. */
+bool spoils_a_capture(Gpu& gpu, CUstream captured, const std::string& pool) {
+  Server server(json(pool, kRaw), gpu.pool);
+  stand_in_capture(captured, 1);
+  auto pages = slots(4);
+  server.admit(1, kPrompt, pages);
+  server.worker.bind(server.build(1, kPrompt, 0));
+  server.worker.start_load(gpu.stream);
+  gpu.compute(pages, 10);
+  server.worker.wait_for_save(gpu.stream);
+  server.finish(1);
+  auto spoilt = stand_in_is_capture_spoilt(captured) != 0;
+  EXPECT_EQ(server.stored(kPrompt), spoilt ? 0u : 3u);
+  if (!spoilt) {
+    EXPECT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
+    server.worker.bind(server.build(2, kPrompt, 3 * T));
+    server.worker.start_load(gpu.stream);
+    EXPECT_EQ(gpu.value(20), 10);
+    server.worker.unregister_layout();
+    spoilt = stand_in_is_capture_spoilt(captured) != 0;
+  }
+  stand_in_capture(captured, 0);
+  EXPECT_EQ(stand_in_capture_mode(), 0) << "the engine's thread has another mode than before";
+  server.worker.shutdown(10000);
+  return spoilt;
+}
+
+/* An engine may make graphs while pages travel. */
+TEST(Cuda, CapturesOfTheEngineAreNotSpoilt) {
+  Gpu gpu;
+  CUstream captured = nullptr;
+  ok(cuStreamCreate(&captured, 1));
+  EXPECT_FALSE(spoils_a_capture(gpu, captured, "cuda-graphs"));
+  stand_in_skip("cuThreadExchangeStreamCaptureMode", 1);
+  EXPECT_TRUE(spoils_a_capture(gpu, captured, "cuda-graphs-spoilt"));
+  stand_in_reset();
+  ok(cuStreamDestroy_v2(captured));
 }
 
 TEST(Cuda, WhatIsNotThereIsRefused) {

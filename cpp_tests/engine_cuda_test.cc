@@ -3,7 +3,7 @@
  */
 #include <memory>
 
-#include "cuda/stand_in.h"
+#include "cuda_direct_rig.h"
 #include "engine_testing.h"
 
 using namespace testing_engine;
@@ -70,34 +70,6 @@ EngineOptions on_device(const std::string& json) {
   return options;
 }
 
-/* Requests of a few conversations, so that later ones find what earlier ones left. */
-std::vector<RequestSpec> conversations(size_t count, uint32_t outputs) {
-  std::vector<RequestSpec> requests;
-  for (size_t i = 0; i < count; ++i) {
-    uint64_t luck = miniature::Scramble(i);
-    requests.push_back(request(1 + i, prompt(20 + luck % 140, static_cast<int32_t>(i % 3)),
-                               1 + static_cast<uint32_t>(luck >> 32) % outputs));
-  }
-  return requests;
-}
-
-/* One engine and then another one, which finds everything: outputs are right, and pages too. */
-void run_twice(EngineOptions options, const std::vector<RequestSpec>& list) {
-  auto without = options;
-  without.device = nullptr;
-  const Outcomes right = run_without_pool(without, list);
-  Engine writer(options), reader(options);
-  options.device = nullptr;
-  expect_same_outputs(run(&writer, list), right);
-  expect_same_outputs(run(&reader, list), right);
-  for (const Engine* engine : {&writer, &reader}) {
-    EXPECT_EQ(engine->counters().wrong_pages, 0u);
-    EXPECT_EQ(engine->counters().failed_loads, 0u);
-  }
-  EXPECT_GT(reader.counters().hit_blocks, 0u);
-  EXPECT_GT(reader.counters().compared_pages, 0u);
-}
-
 }  // namespace
 
 TEST(EngineOnDevice, ConversationsArePublishedAndLoaded) {
@@ -108,7 +80,7 @@ TEST(EngineOnDevice, ConversationsArePublishedAndLoaded) {
   options.token_budget = 96;
   options.max_drafts = 2;
   options.abandon_passes = options.overlap = options.haggle = options.local_reuse = true;
-  run_twice(std::move(options), conversations(40, 6));
+  write_then_read(std::move(options), few_conversations(40, 6));
 }
 
 TEST(EngineOnDevice, RanksOnThreadsOfTheirOwnShareIt) {
@@ -121,7 +93,7 @@ TEST(EngineOnDevice, RanksOnThreadsOfTheirOwnShareIt) {
   options.groups = {GroupSpec{0, 0, {PoolSpec{}, index}}};
   options.tp_size = 2;
   options.max_running = 3;
-  run_twice(std::move(options), conversations(20, 4));
+  write_then_read(std::move(options), few_conversations(20, 4));
 }
 
 /* All that kvbridge_kvcache.hpp makes of block pools: keys and values, an indexer, a window, and
@@ -147,7 +119,57 @@ TEST(EngineOnDevice, RequestsWaitOutsideTheBatch) {
   auto options = on_device(pool_json("device.parked").insert(1, R"("async_load": true, )"));
   options.max_running = 4;
   options.fences = miniature::Fences::kKept;
-  run_twice(std::move(options), conversations(30, 4));
+  write_then_read(std::move(options), few_conversations(30, 4));
+}
+
+/* A pool that reads and writes the caches itself. */
+struct DirectEngine {
+  DirectEngine(const std::string& more = "") : table(pool.table()) {
+    options = on_device(testing_cuda::direct_json(more, R"("lookup_timeout_ms": 30000,
+                                                  "load_timeout_ms": 30000)"));
+    options.lent = &table;
+  }
+  ~DirectEngine() {
+    EXPECT_EQ(pool.strangers, 0);
+    EXPECT_FALSE(pool.pieces.empty());
+    EXPECT_TRUE(pool.sorted_ranges().empty());
+  }
+  testing_cuda::DirectPool pool;
+  kvb_store_table table;
+  EngineOptions options;
+};
+
+TEST(EngineOnDevice, ThePoolUsesItsMemoryItself) {
+  const Lazy lazy;
+  DirectEngine direct;
+  direct.options.groups = {GroupSpec{0, 0, {PoolSpec{}}}, {5, 32, {PoolSpec{}}}};
+  direct.options.max_running = 4;
+  direct.options.token_budget = 96;
+  direct.options.max_drafts = 2;
+  direct.options.abandon_passes = direct.options.overlap = direct.options.haggle =
+      direct.options.local_reuse = true;
+  write_then_read(std::move(direct.options), few_conversations(40, 6));
+}
+
+TEST(EngineOnDevice, ThePoolUsesTheMemoryOfRanksItself) {
+  const Lazy lazy;
+  DirectEngine direct;
+  PoolSpec index;
+  index.kv_factor = 1;
+  index.element_bits = 8;
+  index.replicated = true;
+  direct.options.groups = {GroupSpec{0, 0, {PoolSpec{}, index}}};
+  direct.options.tp_size = 2;
+  direct.options.max_running = 3;
+  write_then_read(std::move(direct.options), few_conversations(20, 4));
+}
+
+TEST(EngineOnDevice, ThePoolWritesPagesOfRequestsThatWait) {
+  const Lazy lazy;
+  DirectEngine direct(R"("async_load": true, )");
+  direct.options.max_running = 4;
+  direct.options.fences = miniature::Fences::kKept;
+  write_then_read(std::move(direct.options), few_conversations(30, 4));
 }
 
 TEST(EngineOnDevice, ItsMemoryComesAndGoes) {

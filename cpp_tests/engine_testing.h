@@ -164,6 +164,34 @@ struct Pool {
   }
 };
 
+/* Requests of a few conversations, so that later ones find what earlier ones left. */
+inline std::vector<RequestSpec> few_conversations(size_t count, uint32_t outputs) {
+  std::vector<RequestSpec> requests;
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t luck = miniature::Scramble(i);
+    requests.push_back(request(1 + i, prompt(20 + luck % 140, static_cast<int32_t>(i % 3)),
+                               1 + static_cast<uint32_t>(luck >> 32) % outputs));
+  }
+  return requests;
+}
+
+/* One engine and then another one, which finds everything: outputs are right, and pages too. */
+inline void write_then_read(EngineOptions options, const std::vector<RequestSpec>& list) {
+  auto without = options;
+  without.device = nullptr;
+  const Outcomes right = run_without_pool(without, list);
+  Engine writer(options), reader(options);
+  options.device = nullptr;
+  expect_same_outputs(run(&writer, list), right);
+  expect_same_outputs(run(&reader, list), right);
+  for (const Engine* engine : {&writer, &reader}) {
+    EXPECT_EQ(engine->counters().wrong_pages, 0u);
+    EXPECT_EQ(engine->counters().failed_loads, 0u);
+  }
+  EXPECT_GT(reader.counters().hit_blocks, 0u);
+  EXPECT_GT(reader.counters().compared_pages, 0u);
+}
+
 }  // namespace testing_engine
 
 #endif

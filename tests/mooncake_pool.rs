@@ -139,15 +139,27 @@ fn one_engine_restores_what_another_one_published() {
 #[ignore = "needs a pool"]
 fn two_engines() {
     let long = Duration::from_secs(60);
-    for scheme in ["kvb1", "trtllm"] {
+    for (scheme, direct) in [("kvb1", false), ("trtllm", false), ("trtllm", true)] {
         let rig = || {
-            let setup = Setup {
+            let mut setup = Setup {
                 scheme,
                 groups: two_groups(),
                 batch: 64,
                 ..Setup::default()
             };
-            let store = guarded(open(NOTHING_LENT).handle().unwrap(), long);
+            let handle = open(NOTHING_LENT).handle().unwrap();
+            let store: Arc<dyn Store> = match direct {
+                false => guarded(handle, long),
+                // A guard that lends copies; the worker's own does not.
+                true => handle,
+            };
+            if direct {
+                // The library takes one piece per page.
+                setup.groups[1].sharded = vec![40];
+                setup.namespace = "direct";
+                setup.more = r#""stage_through_host": false, "#;
+                setup.kvbridge = r#""load_timeout_ms": 60000, "lookup_timeout_ms": 60000, "#;
+            }
             let unused = rig::pool(1 << 16);
             let faulty = Faulty::new(unused.clone(), Script::new());
             Rig::with(setup, unused, faulty, store)

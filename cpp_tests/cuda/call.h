@@ -17,6 +17,12 @@ constexpr CUresult kNotFound = 500;
 constexpr CUresult kIllegalAddress = 700;
 constexpr CUresult kNotSupported = 801;
 constexpr CUresult kCaptured = 900;
+
+/* What captures of others forbid, as far as it is used here. */
+inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSynchronize",
+                                              "cuCtxSynchronize",    "cuMemHostRegister_v2",
+                                              "cuMemHostUnregister", "cuMemAlloc_v2"};
+constexpr CUresult kCaptured = 900;
 constexpr CUresult kCaptured = 900;
 
 /* How many devices this machine has. */

@@ -56,6 +56,19 @@ void stand_in_hold(CUstream stream, int on) {
   state().changed.notify_all();
 }
 
+void stand_in_capture(CUstream stream, int on) {
+  Lock lock(state().mutex);
+  stream->captures = on != 0;
+  stream->is_spoilt = false;
+}
+
+int stand_in_capture_mode() { return stand_in::t_capture_mode; }
+
+int stand_in_is_capture_spoilt(CUstream stream) {
+  Lock lock(state().mutex);
+  return stream->is_spoilt ? 1 : 0;
+}
+
 void stand_in_lazy(int on) {
   Lock lock(state().mutex);
   state().is_lazy = on != 0;

@@ -10,6 +10,9 @@ static_assert(CUDA_ERROR_INVALID_VALUE == 1 && CUDA_ERROR_OUT_OF_MEMORY == 2 &&
               CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED == 712 &&
               CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED == 713 && CUDA_ERROR_LAUNCH_FAILED == 719 &&
               CUDA_ERROR_NOT_SUPPORTED == 801 && CUDA_ERROR_UNKNOWN == 999);
+static_assert(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED == 900 && CU_STREAM_CAPTURE_MODE_GLOBAL == 0 &&
+              CU_STREAM_CAPTURE_MODE_RELAXED == 2 && CU_STREAM_CAPTURE_STATUS_NONE == 0 &&
+              CU_STREAM_CAPTURE_STATUS_ACTIVE == 1);
 static_assert(CU_STREAM_NON_BLOCKING == 1 && CU_EVENT_BLOCKING_SYNC == 1 &&
               CU_EVENT_DISABLE_TIMING == 2 && CU_MEMHOSTREGISTER_PORTABLE == 1);
 static_assert(CU_POINTER_ATTRIBUTE_MEMORY_TYPE == 2 && CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL == 9 &&
@@ -99,6 +102,8 @@ int main() {
   PRINT(cuStreamDestroy_v2);
   PRINT(cuStreamWaitEvent);
   PRINT(cuStreamSynchronize);
+  PRINT(cuStreamIsCapturing);
+  PRINT(cuThreadExchangeStreamCaptureMode);
   PRINT(cuEventCreate);
   PRINT(cuEventDestroy_v2);
   PRINT(cuEventRecord);

@@ -208,6 +208,22 @@ CUresult cuStreamSynchronize(CUstream handle) {
   return 0;
 }
 
+CUresult cuStreamIsCapturing(CUstream handle, int* status) {
+  ENTER();
+  auto is_own = state().streams.count(handle) != 0 && handle->captures;
+  *status = is_own ? 1 : 0;
+  if (is_own) return 0;
+  FIND_STREAM(handle);
+  return 0;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER();
+  NEED(*mode >= 0 && *mode <= 2, kInvalidValue);
+  std::swap(*mode, t_capture_mode);
+  return 0;
+}
+
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
   ENTER();
   NEED(flags <= 3, kInvalidValue);

@@ -77,6 +77,8 @@ CUresult cuCtxSynchronize(void);
 CUresult cuStreamCreate(CUstream* stream, unsigned flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamIsCapturing(CUstream stream, int* status);
+CUresult cuThreadExchangeStreamCaptureMode(int* mode);
 CUresult cuEventCreate(CUevent* event, unsigned flags);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuEventRecord(CUevent event, CUstream stream);
@@ -134,6 +136,15 @@ void stand_in_hold(CUstream stream, int on);
 /* Streams do something only while somebody waits in the driver: what is not waited for never
  * happens, rather than nearly always. */
 void stand_in_lazy(int on);
+
+/* A graph is made of the stream's work from now on, or no more. It is spoilt by every other call on
+ * the stream than the question whether that is so, and by a call of any thread that waits, pins or
+ * allocates, unless the thread's mode is 2. */
+void stand_in_capture(CUstream stream, int on);
+/* Whether that has happened since it began. */
+int stand_in_is_capture_spoilt(CUstream stream);
+/* The calling thread's mode: 0, global, unless it was exchanged. */
+int stand_in_capture_mode(void);
 
 /* The nth call of the function from now on fails with `code` and does nothing; nth 0: every one.
  * Function "": of any that is counted. Code 0: nothing fails any more. */

@@ -107,6 +107,9 @@ inline State& state() {
   return it;
 }
 
+/* How this thread meets captures of others: 0 global, 2 relaxed. */
+inline thread_local int t_capture_mode = 0;
+
 /* Whether calls of this thread are a test's engine's own. */
 inline thread_local bool t_is_exempt = false;
 
@@ -184,6 +187,8 @@ struct CUctx_st {
 struct CUstream_st {
   CUcontext context;
   bool blocking;
+  bool captures = false;
+  bool is_spoilt = false;
   std::shared_ptr<stand_in::Queue> queue = std::make_shared<stand_in::Queue>();
 };
 

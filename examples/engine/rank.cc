@@ -72,12 +72,17 @@ Message Carry(Rank* rank, Message question) {
   return reply;
 }
 
+kvb::Worker OpenWorker(const EngineOptions& options, uint32_t rank) {
+  const kvb::Config config = kvb::Config::from_json(*options.config_json);
+  const kvb_engine engine = DescribeEngine(options, rank);
+  if (options.lent == nullptr) return kvb::Worker::open(config, engine);
+  return kvb::Worker::open(config, engine, kvb::Store::open(config, engine, options.lent));
+}
+
 }  // namespace
 
 LocalRank::LocalRank(const EngineOptions& options, uint32_t rank, DescribeMemory memory)
-    : memory_(std::move(memory)),
-      worker_(kvb::Worker::open(kvb::Config::from_json(*options.config_json),
-                                DescribeEngine(options, rank))) {}
+    : memory_(std::move(memory)), worker_(OpenWorker(options, rank)) {}
 
 void LocalRank::BindBuilt(kvb::Metadata metadata, const kvb_fence* fence) {
   metadata_ = std::move(metadata);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device.h"
+#include "kvbridge/kvbridge.h"
 
 namespace miniature {
 
@@ -54,7 +55,8 @@ struct EngineOptions {
   uint32_t adp_owners = 0;      // of how many; 0 = no attention DP
   uint32_t lookahead = 0;       // prompt lookahead of a one-model draft
   bool context_only = false;  // a disaggregated context server: the first output token and no more
-  std::shared_ptr<Device> device;  // of the caches; none: memory of the host
+  const kvb_store_table* lent = nullptr;  // what the store "host" of the configuration calls
+  std::shared_ptr<Device> device;         // of the caches; none: memory of the host
   uint64_t model_seed = 1;
   uint32_t token_budget = 8192;  // per pass
   uint32_t max_running = 1;      // requests that hold pages at a time

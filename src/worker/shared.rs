@@ -331,9 +331,12 @@ impl Shared {
     }
 
     pub fn life_released(&self, life: Life) {
-        let gate = self.parked.lock().withdraw(life.0, life.1);
-        if let Some(gate) = gate {
-            gate.pass();
+        // Elsewhere the end of the life, which follows, waits for its load.
+        if self.terms.direct {
+            let gate = self.parked.lock().withdraw(life.0, life.1);
+            if let Some(gate) = gate {
+                gate.pass();
+            }
         }
         if self.finished.lock().is_queued(life) {
             self.released.lock().insert(life);

@@ -50,10 +50,10 @@ impl Worker {
         let mut loans = 0;
         if let Some(mover) = self.mover.take().or(self.leaving.take()) {
             loans = mover.wait_for_loans(patience());
-            // What the pool may still use stays registered with it.
-            if loans == 0
-                && let Err(error) = mover.close(patience().max(LEAST_PATIENCE))
-            {
+            // What the pool may still use stays registered with it, and is asked for by the next call.
+            if loans > 0 {
+                self.leaving = Some(mover);
+            } else if let Err(error) = mover.close(patience().max(LEAST_PATIENCE)) {
                 tracing::error!("{error}");
             }
         }

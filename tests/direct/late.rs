@@ -101,9 +101,11 @@ fn c9_a_load_that_failed_on_the_way_keeps_the_cache_for_ever() {
                 assert_eq!(error.kind(), Kind::Busy);
                 assert!(error.message().contains("1 calls of the pool"), "{error}");
             }
-            let error = rig.ranks[0].worker.shutdown(Duration::ZERO).unwrap_err();
-            assert_eq!(error.kind(), Kind::Busy);
-            assert!(error.message().contains("memory must stay"), "{error}");
+            for _ in 0..2 {
+                let error = rig.ranks[0].worker.shutdown(Duration::ZERO).unwrap_err();
+                assert_eq!(error.kind(), Kind::Busy);
+                assert!(error.message().contains("memory must stay"), "{error}");
+            }
         }
     }
 }

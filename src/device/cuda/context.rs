@@ -3,10 +3,13 @@
 use std::ffi::c_uint;
 use std::ptr;
 
-use cudarc::driver::sys::{CUcontext, CUmemorytype, CUpointer_attribute};
+use cudarc::driver::sys::{CUcontext, CUmemorytype, CUpointer_attribute, CUstreamCaptureMode};
 
 use super::driver::Driver;
 use crate::error::{Result, bail};
+
+/// A thread of this mode may do what others' captures would else forbid.
+const RELAXED: c_uint = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
 
 /// What is asked of an address, and the answer for memory of a device.
 const MEMORY_TYPE: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint;
@@ -57,10 +60,13 @@ impl Context {
         }
     }
 
-    /// Runs `work` with this context current; `work` is told what was current before. That is current
-    /// again afterwards, also on an error.
+    /// Runs `work` with this context current, whatever captures are under way; `work` is told what was current before. That is
+    /// current again afterwards, also on an error.
     pub(super) fn run<T>(&self, work: impl FnOnce(CUcontext) -> Result<T>) -> Result<T> {
-        let result = self.enter(work);
+        let result = match Relaxed::enter(self.driver) {
+            Ok(_mode) => self.enter(work),
+            Err(error) => Err(error),
+        };
         result.map_err(|error| error.within(format_args!("CUDA device {}", self.ordinal)))
     }
 
@@ -125,7 +131,7 @@ impl Context {
     }
 }
 
-// Both are tried twice: to do them again is harmless, and a context that is not set back, or an event
+// All three are tried twice: to do them again is harmless, and a context that is not set back, or an event
 // that cannot be destroyed for want of one, is worse.
 
 fn current(driver: &Driver) -> Result<CUcontext> {
@@ -147,6 +153,47 @@ fn set(driver: &Driver, context: CUcontext) -> Result<()> {
         driver
             .context_set(context)
             .or_else(|_| driver.context_set(context))
+    }
+}
+
+/// Sets the calling thread's capture mode.
+fn exchange_mode(driver: &Driver, mode: &mut c_uint) -> Result<()> {
+    let mode: *mut c_uint = mode;
+    // SAFETY: reads and writes one integer.
+    unsafe {
+        match driver.capture_mode(mode) {
+            Some(Err(_)) => driver.capture_mode(mode),
+            once => once,
+        }
+    }
+    .unwrap_or(Ok(()))
+}
+
+/// Work of ours is in no graph: while the engine captures one on some thread, waiting or pinning on another would
+/// fail, and end the engine's capture. Sets the thread's mode back when dropped.
+struct Relaxed {
+    driver: &'static Driver,
+    before: c_uint,
+}
+
+impl Relaxed {
+    fn enter(driver: &'static Driver) -> Result<Self> {
+        let mut mode = RELAXED;
+        exchange_mode(driver, &mut mode)?;
+        Ok(Self {
+            driver,
+            before: mode,
+        })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if self.before != RELAXED
+            && let Err(error) = exchange_mode(self.driver, &mut self.before)
+        {
+            tracing::error!("the thread's stream capture mode cannot be set back: {error}");
+        }
     }
 }
 

@@ -15,6 +15,11 @@ type Code = c_int;
 
 const SUCCESS: Code = sys::CUresult::CUDA_SUCCESS as Code;
 const OUT_OF_MEMORY: Code = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
+/// What a driver answers that does not know an attribute.
+const NOT_KNOWN: [Code; 2] = [
+    sys::CUresult::CUDA_ERROR_INVALID_VALUE as Code,
+    sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
+];
 
 /// 12.0, as drivers write it.
 const OLDEST: c_int = 12_000;
@@ -142,10 +147,16 @@ functions! {
         copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) = cuMemcpyAsync;
     }
     optional {
+        /// Sets how the calling thread meets captures of others, and leaves in `mode` what it was: 0, with one of the
+        /// common kind under way, calls that might disturb it fail and end it; 2, they do not care.
+        capture_mode(mode: *mut c_uint) = cuThreadExchangeStreamCaptureMode differs;
+        /// Whether a graph is made of a stream's work instead of it being done: not 0.
+        stream_captures(stream: CUstream, out: *mut c_uint) = cuStreamIsCapturing differs;
         /// Start and size of the allocation that an address belongs to.
         allocation(start: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) = cuMemGetAddressRange_v2;
         /// Of a device, by its handle.
-        device_attribute(out: *mut c_int, attribute: c_uint, device: c_int) = cuDeviceGetAttribute differs;
+        #[expect(dead_code, reason = "called by its field: not to know one is no error")]
+        raw_device_attribute(out: *mut c_int, attribute: c_uint, device: c_int) = cuDeviceGetAttribute differs;
         /// Makes what others have written into memory of the current context (target 0) visible, to
         /// the context's device at least (scope 100).
         flush_writes(target: c_uint, scope: c_uint) = cuFlushGPUDirectRDMAWrites differs;
@@ -239,6 +250,44 @@ impl Driver {
             );
         }
         Ok(())
+    }
+
+    /// [`pointer_attribute`](Self::pointer_attribute) of memory of the driver's; false: it does not know this attribute.
+    ///
+    /// # Safety
+    /// As for that.
+    pub(super) unsafe fn pointer_attribute_if_known(
+        &self,
+        out: *mut c_void,
+        attribute: c_uint,
+        address: CUdeviceptr,
+    ) -> Result<bool> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.pointer_attribute)(out, attribute, address) };
+        self.unless_unknown("cuPointerGetAttribute", code)
+    }
+
+    /// An attribute of a device; `None`: the driver does not know it.
+    pub(super) fn device_attribute(
+        &self,
+        attribute: c_uint,
+        device: c_int,
+    ) -> Result<Option<c_int>> {
+        let Some(function) = self.raw_device_attribute else {
+            return Ok(None);
+        };
+        let mut value = 0;
+        // SAFETY: writes one integer; any attribute of any device may be asked for.
+        let code = unsafe { function(&raw mut value, attribute, device) };
+        let known = self.unless_unknown("cuDeviceGetAttribute", code)?;
+        Ok(known.then_some(value))
+    }
+
+    fn unless_unknown(&self, function: &str, code: Code) -> Result<bool> {
+        match NOT_KNOWN.contains(&code) {
+            true => Ok(false),
+            false => self.check(function, code).map(|()| true),
+        }
     }
 
     /// What a function answered.

@@ -188,12 +188,30 @@ impl CudaDevice {
         })
     }
 
-    /// Refuses a handle that means a stream of another context here.
+    /// Refuses a handle that means a stream of another context here, and a stream whose work is captured: an event that is
+    /// recorded there becomes a part of the engine's graph, and ours, once it waits for that, too. With the context current.
     fn check_stream(&self, stream: Stream, before: CUcontext) -> Result<()> {
         if self.context.is_strange(stream.0, before) {
             bail!(
                 InvalidArgument,
                 "stream {:#x} means one of the context that is current, and that is not the one of the registration",
+                stream.0
+            );
+        }
+        let (handle, mut captures) = (ptr::with_exposed_provenance_mut(stream.0 as usize), 0);
+        // SAFETY: who hands out a stream's handle promises that it is alive; writes one integer.
+        let asked = unsafe {
+            self.context
+                .driver
+                .stream_captures(handle, &raw mut captures)
+        };
+        asked
+            .unwrap_or(Ok(()))
+            .map_err(|error| error.within(format_args!("the engine's stream {:#x}", stream.0)))?;
+        if captures != 0 {
+            bail!(
+                InvalidArgument,
+                "stream {:#x} is being captured into a graph; pages can be moved outside of a capture alone",
                 stream.0
             );
         }
@@ -230,7 +248,7 @@ impl Device for CudaDevice {
 
     fn backing(&self, address: u64) -> Result<Option<Backing>> {
         self.context
-            .run(|_| Ok(backing::backing(&self.context, address)))
+            .run(|_| backing::backing(&self.context, address))
     }
 
     fn landed(&self) -> Result<()> {
@@ -238,11 +256,10 @@ impl Device for CudaDevice {
     }
 
     fn reach(&self, address: u64) -> String {
-        let said = self
-            .context
-            .run(|_| Ok(backing::reach(&self.context, address)));
-        let text = said.unwrap_or_else(|error| error.to_string());
-        format!("{}: {text}", self.name)
+        match self.context.run(|_| backing::reach(&self.context, address)) {
+            Ok(text) => format!("{}: {text}", self.name),
+            Err(error) => error.to_string(),
+        }
     }
 
     fn stage(&self, bytes: u64) -> Result<StagingMemory> {

@@ -1,0 +1,56 @@
+/* Miniature engines whose pool reads and writes their caches itself. */
+#include "engine_testing.h"
+
+using namespace testing_engine;
+
+namespace {
+
+EngineOptions direct(const std::string& pool, const std::string& more = "") {
+  auto json = pool_json(pool, R"("page_format": "raw")");
+  return shape(json.insert(1, R"("stage_through_host": false, )" + more));
+}
+
+}  // namespace
+
+TEST(EngineOnDirect, ConversationsArePublishedAndLoaded) {
+  auto options = direct("direct.conversations");
+  options.groups = {GroupSpec{0, 0, {PoolSpec{}}}, {5, 32, {PoolSpec{}}}};
+  options.max_running = 4;
+  options.token_budget = 96;
+  options.max_drafts = 2;
+  options.abandon_passes = options.overlap = options.haggle = options.local_reuse = true;
+  write_then_read(std::move(options), few_conversations(40, 6));
+}
+
+/* Layer by layer, so that a page has many pieces; and a part that all ranks share. */
+TEST(EngineOnDirect, RanksWithPagesOfManyPieces) {
+  auto options = direct("direct.ranks");
+  PoolSpec layers, index;
+  layers.layer_first = true;
+  layers.layers = 12;
+  index.kv_factor = 1;
+  index.element_bits = 8;
+  index.layers = 12;
+  index.replicated = true;
+  options.groups = {GroupSpec{0, 0, {layers, index}}};
+  options.tp_size = 2;
+  options.max_running = 3;
+  write_then_read(std::move(options), few_conversations(20, 4));
+}
+
+TEST(EngineOnDirect, RequestsWaitOutsideTheBatch) {
+  auto options = direct("direct.parked", R"("async_load": true, )");
+  options.max_running = 4;
+  options.fences = miniature::Fences::kKept;
+  write_then_read(std::move(options), few_conversations(30, 4));
+}
+
+TEST(EngineOnDirect, ItsMemoryComesAndGoes) {
+  Engine engine(direct("direct.sleep"));
+  const auto first = run_one(&engine, request(1, prompt(100)));
+  engine.Sleep();
+  engine.WakeUp();
+  EXPECT_EQ(run_one(&engine, request(2, prompt(100))), first);
+  EXPECT_EQ(engine.counters().hit_blocks, 6u);
+  EXPECT_EQ(engine.counters().wrong_pages, 0u);
+}

@@ -211,7 +211,7 @@ TEST(LendingMooncake, SoftPinsAndGroupsBecomeFieldsOfItsOptions) {
 struct Direct {
   std::shared_ptr<Client<ReplicateConfig>> client = std::make_shared<Client<ReplicateConfig>>();
   kvb::detail::LentMooncake<Client<ReplicateConfig>, ReplicateConfig> lent{client, {}};
-  kvb_store_table table = lent.table(false);
+  kvb_store_table table = lent.table(false, false);
   Stored names{{"a", "b", "c", "d"}};
   std::vector<kvb_bytes> groups = {kvb::bytes("g"), kvb::bytes("h"), kvb::bytes("i"),
                                    kvb::bytes("j")};
@@ -314,6 +314,29 @@ TEST(LendingMooncake, AClientIsNotLostWhereNothingIsOpened) {
   auto config = kvb::Config::from_json(json("lending-mooncake"));
   EXPECT_THROW(kvb::lend_mooncake<ReplicateConfig>(config, kvb::engine(T), client), kvb::Error);
   EXPECT_EQ(client.use_count(), 1);
+}
+
+TEST(LendingMooncake, ItMayUseTheCacheItself) {
+  using Lent = kvb::detail::LentMooncake<Client<ReplicateConfig>, ReplicateConfig>;
+  auto client = std::make_shared<Client<ReplicateConfig>>();
+  /* Its release deletes it. */
+  auto lent = new Lent(client, {});
+  EXPECT_EQ(lent->table(false, false).device_memory, 0);
+  auto table = lent->table(false, true);
+  EXPECT_EQ(table.device_memory, 1);
+  {
+    Rig rig(R"({"model_key": "model", "stage_through_host": false,
+                "kvbridge": {"store": "host", "page_format": "raw"}})",
+            "float16", "", &table);
+    EXPECT_EQ(client->registered.size(), 1u);
+    EXPECT_EQ(client->registered[rig.page(0)], kPage * kSlots);
+    EXPECT_EQ(rig.serve(1, counted(3 * T)), 0u);
+    std::memset(rig.page(0), 99, 3 * kPage);
+    EXPECT_EQ(rig.serve(2, counted(3 * T + 1)), 3 * T);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(rig.page(i)[kPage - 1], 10 + i);
+    rig.worker.shutdown(10000);
+    EXPECT_TRUE(client->registered.empty());
+  }
 }
 
 }  // namespace

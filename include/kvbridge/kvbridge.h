@@ -1108,7 +1108,7 @@ kvb_status kvb_worker_start_load(kvb_worker *worker,
 
 /**
  * Queues the saves of the bound metadata. They read the cache after everything that was put on
- * `stream` before, which is as in kvb_worker_start_load and must not be capturing a graph. The pass counts as run from here on, so call it only behind a forward pass
+ * `stream` before, which is as in kvb_worker_start_load; one that is capturing a graph is refused. The pass counts as run from here on, so call it only behind a forward pass
  * that ran. A second call on one metadata queues nothing.
  *
  * The pages of its saves are read later: they must keep their bytes until kvb_worker_get_finished
@@ -1117,7 +1117,7 @@ kvb_status kvb_worker_start_load(kvb_worker *worker,
  *
  * Blocks: no.
  * Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or no layout
- * is registered; KVB_CLOSED; KVB_DEVICE_FAILED.
+ * is registered; KVB_CLOSED; KVB_DEVICE_FAILED; KVB_INVALID_ARGUMENT, the stream is of another context, or capturing.
  */
 kvb_status kvb_worker_wait_for_save(kvb_worker *worker,
                                     void *stream);

@@ -42,7 +42,7 @@ class LentMooncake {
   LentMooncake(std::shared_ptr<Client> client, Replicate replicate)
       : client_(std::move(client)), replicate_(std::move(replicate)) {}
 
-  kvb_store_table table(bool tenant) {
+  kvb_store_table table(bool tenant, bool device_memory) {
     auto it = store_table(this);
     it.exist = exist;
     it.put = put;
@@ -57,6 +57,7 @@ class LentMooncake {
     it.soft_pin_ttl = HasSoftPin<Replicate>::value;
     it.groups = HasGroups<Replicate>::value;
     it.tenant = tenant;
+    it.device_memory = device_memory;
     return it;
   }
 
@@ -254,14 +255,16 @@ constexpr bool mooncake_can_group = detail::HasGroups<ReplicateConfig>::value;
  * client is held until the last store or worker on it is gone.
  *
  * `replicate` is what every put has beside what is asked of it. `is_tenants`: the client was set up
- * for the configuration's tenant_id.
+ * for the configuration's tenant_id. `reaches_device`: its transport reads and writes memory of a
+ * device, as RDMA with GPUDirect does; stage_through_host = false needs that for a cache on one.
  */
 template <typename ReplicateConfig, typename Client>
 Store lend_mooncake(const Config& config, const kvb_engine& engine, std::shared_ptr<Client> client,
-                    ReplicateConfig replicate = {}, bool is_tenants = false) {
+                    ReplicateConfig replicate = {}, bool is_tenants = false,
+                    bool reaches_device = false) {
   using Lent = detail::LentMooncake<Client, ReplicateConfig>;
   auto lent = std::make_unique<Lent>(std::move(client), std::move(replicate));
-  auto table = lent->table(is_tenants);
+  auto table = lent->table(is_tenants, reaches_device);
   auto store = Store::open(config, engine, &table);
   /* From here on it is the table's release that deletes it. */
   (void)lent.release();

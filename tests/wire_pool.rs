@@ -9,7 +9,7 @@ mod real_pool;
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use calls::{exist, get, numbered, put, remove};
 use kvbridge::config::Config;
@@ -465,6 +465,89 @@ fn stopped_master() {
     Member::Master.wake();
     put_in_the_end(&*store, &numbered("new", 1));
     assert_eq!(get(&*store, &keys, 100).0, [GetOutcome::Landed(100); 2]);
+}
+
+/// Threads that put, get and remove in a pool that is too small, with two owners: what lands is what was put.
+#[test]
+fn no_byte_is_wrong_under_pressure() {
+    let lease = "default_kv_lease_ttl=200";
+    with_pool_of(&["--segment", "32", "--set", lease], "soak");
+}
+
+/// `KVB_SOAK`: for so many seconds.
+#[test]
+#[ignore = "needs a pool"]
+fn soak() {
+    const PAGE: usize = 40_000;
+    const BATCH: usize = 16;
+    let seconds = std::env::var("KVB_SOAK").map_or(5, |it| it.parse().unwrap());
+    let time = Duration::from_secs(seconds);
+    let connections = [open(LENT), open(NOTHING_LENT)];
+    let began = Instant::now();
+    let landed: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4_u64)
+            .map(|thread| {
+                let store = connections[thread as usize % 2].handle().unwrap();
+                scope.spawn(move || {
+                    let mut random = thread;
+                    let mut landed = 0;
+                    while began.elapsed() < time {
+                        random = random
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1);
+                        let first = (random >> 33) as usize % 300 * BATCH;
+                        landed += one_round(&*store, first, BATCH, PAGE, random >> 60);
+                    }
+                    store.close().unwrap();
+                    landed
+                })
+            })
+            .collect();
+        threads.into_iter().map(|it| it.join().unwrap()).sum()
+    });
+    assert!(landed > 1000, "only {landed} pages");
+}
+
+/// The pages that landed of a batch that was put, or, once in a while, removed.
+fn one_round(store: &dyn Store, first: usize, batch: usize, page: usize, dice: u64) -> usize {
+    let byte = |key: usize, at: usize| (key * 131 + at / 64 * 7 + at) as u8;
+    let content = |key: usize| (0..page).map(|at| byte(key, at)).collect::<Vec<u8>>();
+    let mut keys = Keys::new();
+    (first..first + batch).for_each(|key| keys.push(format!("soak/{key}").as_bytes()));
+    if dice == 0 {
+        for outcome in remove(store, &keys, false) {
+            // Somebody is writing it.
+            let is_fine = |code: i32| code == -703;
+            assert!(
+                !matches!(outcome, RemoveOutcome::Failed(code) if !is_fine(code)),
+                "{outcome:?}"
+            );
+        }
+        return 0;
+    }
+    let pages: Vec<Vec<u8>> = (first..first + batch).map(content).collect();
+    if dice.is_multiple_of(2) {
+        let mut sources: Vec<Source<'_>> = pages.iter().map(|it| Source::from(&it[..])).collect();
+        let mut out = Vec::new();
+        let options = PutOptions::default();
+        store.put(&keys, Pieces::one_each(&mut sources), &options, &mut out);
+        for outcome in out {
+            assert!(!matches!(outcome, PutOutcome::Failed(_)), "{outcome:?}");
+        }
+    }
+    let (outcomes, bytes) = get(store, &keys, page);
+    let mut landed = 0;
+    for ((outcome, bytes), wanted) in outcomes.iter().zip(bytes.chunks(page)).zip(&pages) {
+        match outcome {
+            GetOutcome::Landed(_) => {
+                assert!(bytes == wanted, "other bytes under a key");
+                landed += 1;
+            }
+            GetOutcome::Missing | GetOutcome::Failed(code::LEASE_EXPIRED) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    landed
 }
 
 // ---- what a put asks for ----

@@ -4,7 +4,7 @@
 //! that the key can be put again at once; but not where bytes may still arrive, since the master gives the memory to
 //! somebody else then. Such a put it forgets by itself, after its own timeout.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::client::{Client, after, names, note, settled};
 use super::messages::{PIN, ReplicateConfig};
@@ -15,6 +15,10 @@ use crate::device::memory::{Memory, Source};
 use crate::keys::Keys;
 use crate::store::mooncake::codes as outcomes;
 use crate::store::{Pieces, PutOptions, PutOutcome, code};
+
+/// How long writing may take, whatever the deadline: a master forgets a put after 30 s unless told otherwise
+/// (`put_start_discard_timeout_sec`), and may give its memory to another one.
+const MOST_WRITING: Duration = Duration::from_secs(25);
 
 /// What is known of one key.
 #[derive(Debug, Clone)]
@@ -42,7 +46,7 @@ pub(super) fn put(
     let begun = Instant::now();
     let deadline = after(begun, client.times.save);
     // The rest is for the end, or for taking back.
-    let written_by = after(begun, client.times.save / 4 * 3);
+    let written_by = after(begun, (client.times.save / 4 * 3).min(MOST_WRITING));
     let config = config(client, keys, options)?;
     let names = names(keys);
     let lists = sources.into_lists(keys.len());

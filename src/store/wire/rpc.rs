@@ -176,7 +176,8 @@ impl Connection {
                 }
             }
             if self.incoming.fill(&self.socket)? {
-                while let Some((number, answer)) = self.incoming.next()? {
+                while let Some(heard) = self.incoming.next()? {
+                    let number = heard.number;
                     let index = number.wrapping_sub(first) as usize;
                     let Some(is_open @ true) = is_open.get_mut(index) else {
                         let text = format!("it is for request {number}, which nobody made");
@@ -184,7 +185,7 @@ impl Connection {
                     };
                     *is_open = false;
                     open -= 1;
-                    take(index, answer)?;
+                    take(index, heard.answer)?;
                 }
                 continue;
             }
@@ -248,42 +249,63 @@ impl Incoming {
         Ok(true)
     }
 
-    /// The next whole answer, with its number.
-    #[allow(
-        clippy::type_complexity,
-        reason = "an answer or a refusal, if one is there"
-    )]
-    fn next(&mut self) -> Result<Option<(u32, Result<&[u8], Refusal>)>, Failure> {
+    /// The next whole answer.
+    fn next(&mut self) -> Result<Option<Heard<'_>>, Failure> {
         let come = self.bytes.get(self.start..self.end).unwrap_or_default();
-        let Some((head, rest)) = come.split_at_checked(ANSWER_HEAD) else {
-            return Ok(None);
-        };
-        let (words, _) = head.as_chunks::<4>();
-        let &[[magic, _, error, _], number, length, attachment] = words else {
-            return Ok(None);
-        };
-        if magic != MAGIC {
-            return Err(Failure::Nonsense(format!("it begins with {magic}")));
+        let heard = heard(come)?;
+        if let Some(heard) = &heard {
+            self.start += heard.length;
         }
-        let (length, attachment) = (u32::from_le_bytes(length), u32::from_le_bytes(attachment));
-        let whole = length as usize + attachment as usize;
-        if whole > MOST_BYTES {
-            return Err(Failure::Nonsense(format!("it has {whole} bytes")));
-        }
-        if rest.len() < whole {
-            return Ok(None);
-        }
-        let body = rest.get(..length as usize).unwrap_or_default();
-        self.start += ANSWER_HEAD + whole;
-        let answer = match error {
-            0 => Ok(body),
-            error => Err(Refusal {
-                error,
-                // The same in all versions.
-                text: unpack::<Text<'_>>(body, Family::ALL[0])
-                    .map_or_else(|_| "no text".to_owned(), |text| text.lossy().into_owned()),
-            }),
-        };
-        Ok(Some((u32::from_le_bytes(number), answer)))
+        Ok(heard)
     }
+}
+
+/// An answer as it came.
+#[derive(Debug)]
+pub struct Heard<'a> {
+    /// Of the request.
+    pub number: u32,
+    /// The master's message.
+    pub answer: Result<&'a [u8], Refusal>,
+    /// Bytes that it took.
+    pub length: usize,
+}
+
+/// The answer that these bytes begin with; `None` until it is there as a whole.
+///
+/// Errors: `Nonsense`.
+pub fn heard(bytes: &[u8]) -> Result<Option<Heard<'_>>, Failure> {
+    let Some((head, rest)) = bytes.split_at_checked(ANSWER_HEAD) else {
+        return Ok(None);
+    };
+    let (words, _) = head.as_chunks::<4>();
+    let &[[magic, _, error, _], number, length, attachment] = words else {
+        return Ok(None);
+    };
+    if magic != MAGIC {
+        return Err(Failure::Nonsense(format!("it begins with {magic}")));
+    }
+    let (length, attachment) = (u32::from_le_bytes(length), u32::from_le_bytes(attachment));
+    let whole = length as usize + attachment as usize;
+    if whole > MOST_BYTES {
+        return Err(Failure::Nonsense(format!("it has {whole} bytes")));
+    }
+    if rest.len() < whole {
+        return Ok(None);
+    }
+    let body = rest.get(..length as usize).unwrap_or_default();
+    let answer = match error {
+        0 => Ok(body),
+        error => Err(Refusal {
+            error,
+            // The same in all versions.
+            text: unpack::<Text<'_>>(body, Family::ALL[0])
+                .map_or_else(|_| "no text".to_owned(), |text| text.lossy().into_owned()),
+        }),
+    };
+    Ok(Some(Heard {
+        number: u32::from_le_bytes(number),
+        answer,
+        length: ANSWER_HEAD + whole,
+    }))
 }

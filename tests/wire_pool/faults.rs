@@ -1,0 +1,130 @@
+//! Leases that end, owners and masters that stop and die.
+
+use std::time::Duration;
+
+use kvbridge::device::memory::Target;
+use kvbridge::store::wire::{Connection, PATIENCE};
+use kvbridge::store::{GetOutcome, Pieces, Presence, PutOutcome, code};
+
+use crate::calls::{exist, get, numbered, put};
+use crate::exchange::put_in_the_end;
+use crate::real_pool::{Member, NOTHING_LENT, master};
+use crate::{config_within, open, with_pool, with_pool_of};
+
+#[test]
+fn what_comes_after_its_lease_is_lost() {
+    let lease = "default_kv_lease_ttl=1";
+    with_pool_of(&["--segment", "256", "--set", lease], "faults::leases");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn leases() {
+    let store = open(NOTHING_LENT).handle().unwrap();
+    let (keys, page) = (numbered("page", 4), vec![7_u8; 32 << 20]);
+    assert_eq!(put(&*store, &keys, &page), [PutOutcome::Stored; 4]);
+    // No machine moves 128 MiB in a millisecond.
+    let outcomes = get(&*store, &keys, page.len()).0;
+    let late = GetOutcome::Failed(code::LEASE_EXPIRED);
+    assert_eq!(outcomes, [late; 4]);
+    assert!(!store.is_outage(code::LEASE_EXPIRED));
+}
+
+#[test]
+fn an_owner_that_stops_costs_the_deadline_and_never_writes_later() {
+    with_pool("64", "faults::stopped_owner");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn stopped_owner() {
+    let config = config_within(&master(), NOTHING_LENT, 3000);
+    let store = Connection::open(&config, PATIENCE)
+        .unwrap()
+        .handle()
+        .unwrap();
+    let (keys, page) = (numbered("page", 64), vec![7_u8; 65_536]);
+    assert_eq!(put(&*store, &keys, &page), vec![PutOutcome::Stored; 64]);
+    Member::Lender.stop();
+    let mut landing = vec![0_u8; page.len() * keys.len()];
+    let mut targets: Vec<_> = landing.chunks_mut(page.len()).map(Target::from).collect();
+    let mut out = Vec::new();
+    store.get(&keys, Pieces::one_each(&mut targets), &mut out);
+    drop(targets);
+    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code) if store.is_outage(*code) && !store.may_still_write(*code));
+    assert!(out.iter().all(failed), "{out:?}");
+    landing.fill(0xee);
+    let other = numbered("other", 4);
+    let outcomes = put(&*store, &other, &page);
+    let failed = |it: &PutOutcome| matches!(it, PutOutcome::Failed(code) if store.is_outage(*code));
+    assert!(outcomes.iter().all(failed), "{outcomes:?}");
+    assert_eq!(exist(&*store, &other), [Presence::Absent; 4]);
+    Member::Lender.wake();
+    // It answers again, and what it owed goes nowhere.
+    let mut outcomes = Vec::new();
+    for _ in 0..300 {
+        outcomes = get(&*store, &keys, page.len()).0;
+        if outcomes == vec![GetOutcome::Landed(65_536); 64] {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(outcomes, vec![GetOutcome::Landed(65_536); 64]);
+    assert!(landing.iter().all(|&byte| byte == 0xee));
+}
+
+#[test]
+fn an_owner_that_dies_costs_its_pages() {
+    with_pool("64", "faults::dead_owner");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn dead_owner() {
+    let store = open(NOTHING_LENT).handle().unwrap();
+    let (keys, page) = (numbered("page", 8), vec![7_u8; 65_536]);
+    assert_eq!(put(&*store, &keys, &page), vec![PutOutcome::Stored; 8]);
+    Member::Lender.kill();
+    let outcomes = get(&*store, &keys, page.len()).0;
+    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code) if store.is_outage(*code));
+    assert!(outcomes.iter().all(failed), "{outcomes:?}");
+    // What was begun is taken back: put again, it is not taken for somebody else's.
+    for _ in 0..2 {
+        let outcomes = put(&*store, &numbered("other", 2), &page);
+        let failed =
+            |it: &PutOutcome| matches!(it, PutOutcome::Failed(code) if store.is_outage(*code));
+        assert!(outcomes.iter().all(failed), "{outcomes:?}");
+    }
+    Member::Lender.replace(&[]);
+    put_in_the_end(&*store, &numbered("new", 3));
+}
+
+#[test]
+fn a_master_that_stops_costs_the_deadline() {
+    with_pool("64", "faults::stopped_master");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn stopped_master() {
+    let config = config_within(&master(), NOTHING_LENT, 500);
+    let store = Connection::open(&config, PATIENCE)
+        .unwrap()
+        .handle()
+        .unwrap();
+    let keys = numbered("page", 2);
+    put_in_the_end(&*store, &keys);
+    Member::Master.stop();
+    let late = Presence::Unknown(code::DEADLINE);
+    assert_eq!(exist(&*store, &keys), [late; 2]);
+    // A new connection is not answered either, and the next one is not tried for a moment.
+    let outcomes = get(&*store, &keys, 100).0;
+    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code) if store.is_outage(*code));
+    assert!(outcomes.iter().all(failed), "{outcomes:?}");
+    let outcomes = put(&*store, &numbered("other", 1), &[1]);
+    let failed = |it: &PutOutcome| matches!(it, PutOutcome::Failed(code) if store.is_outage(*code));
+    assert!(outcomes.iter().all(failed), "{outcomes:?}");
+    Member::Master.wake();
+    put_in_the_end(&*store, &numbered("new", 1));
+    assert_eq!(get(&*store, &keys, 100).0, [GetOutcome::Landed(100); 2]);
+}

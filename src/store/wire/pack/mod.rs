@@ -4,9 +4,9 @@
 //! the other, without padding. The code is made of the *type literal*, a description of the type as bytes, so
 //! that two sides whose structs differ in one field do not understand each other at all: that is what tells
 //! versions apart. `docs/design/wire.md` has the format; it was established by exchanges with the real master,
-//! some of which stand in `golden.rs`.
+//! some of which stand in `tests/vectors/wire_messages.txt`.
 //!
-//! Types are described once, by [`record!`](super::record) and [`variant!`](super::variant), with the versions
+//! Types are described once, by `record!` and `variant!`, with the versions
 //! that have a field beside it. Values borrow from the message they were read from.
 //!
 //! | file | story |

@@ -111,7 +111,7 @@ TEST(EngineOnDevice, PoolsOfEveryKindTravel) {
   options.groups = {GroupSpec{0, 0, {PoolSpec{}, index}}, {5, 32, {PoolSpec{}}}, {9, 0, {states}}};
   options.tp_size = 2;
   options.max_running = 3;
-  run_twice(std::move(options), conversations(20, 4));
+  write_then_read(std::move(options), few_conversations(20, 4));
 }
 
 TEST(EngineOnDevice, RequestsWaitOutsideTheBatch) {

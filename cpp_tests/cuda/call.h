@@ -18,13 +18,6 @@ constexpr CUresult kIllegalAddress = 700;
 constexpr CUresult kNotSupported = 801;
 constexpr CUresult kCaptured = 900;
 
-/* What captures of others forbid, as far as it is used here. */
-inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSynchronize",
-                                              "cuCtxSynchronize",    "cuMemHostRegister_v2",
-                                              "cuMemHostUnregister", "cuMemAlloc_v2"};
-constexpr CUresult kCaptured = 900;
-constexpr CUresult kCaptured = 900;
-
 /* How many devices this machine has. */
 constexpr int kDevices = 2;
 
@@ -33,17 +26,7 @@ inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSy
                                               "cuCtxSynchronize",    "cuMemHostRegister_v2",
                                               "cuMemHostUnregister", "cuMemAlloc_v2"};
 
-/* What captures of others forbid, as far as it is used here. */
-inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSynchronize",
-                                              "cuCtxSynchronize",    "cuMemHostRegister_v2",
-                                              "cuMemHostUnregister", "cuMemAlloc_v2"};
-
 inline thread_local CUcontext t_current = nullptr;
-/* Its address stands for the thread. */
-inline thread_local char t_thread = 0;
-/* Its address stands for the thread. */
-inline thread_local char t_thread = 0;
-
 /* Its address stands for the thread. */
 inline thread_local char t_thread = 0;
 
@@ -56,10 +39,6 @@ struct Call {
       return;
     }
     ++all.calls[function];
-    auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
-    all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
-    auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
-    all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
     auto device = all.contexts.count(t_current) != 0 ? t_current->device : -1;
     all.log.push_back({function, device, reinterpret_cast<uintptr_t>(&t_thread)});
     auto& failure = all.failure;

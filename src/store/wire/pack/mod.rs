@@ -6,7 +6,7 @@
 //! versions apart. `docs/design/wire.md` has the format; it was established by exchanges with the real master,
 //! some of which stand in `golden.rs`.
 //!
-//! Types are described once, by [`record!`](super::record) and [`variant!`](super::variant), with the versions
+//! Types are described once, by `record!` and `variant!`, with the versions
 //! that have a field beside it. Values borrow from the message they were read from.
 //!
 //! | file | story |

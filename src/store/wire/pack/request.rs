@@ -8,7 +8,7 @@ use crate::store::wire::family::Family;
 /// The class whose methods the master offers.
 const SERVICE: &str = "mooncake::WrappedMasterService::";
 
-/// A call of the master. Described by [`request!`](super::request).
+/// A call of the master. Described by `request!`.
 pub trait Request {
     /// The method's name.
     const METHOD: &'static str;

@@ -118,6 +118,24 @@ fn transfers() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// What masters of Mooncake answered: the recorded messages of one version.
+fn answers() -> Vec<(String, Vec<u8>)> {
+    let recorded = include_str!("../../../tests/vectors/wire_messages.txt");
+    let mut seeds = Vec::new();
+    for line in recorded.lines().filter(|line| line.starts_with("0.3.14 ")) {
+        let parts: Vec<&str> = line.split(' ').collect();
+        let (name, hex) = (parts[1].to_lowercase(), parts[4]);
+        let digits = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
+        let bytes: Vec<u8> = digits
+            .map(|digits| u8::from_str_radix(digits, 16).expect("hex"))
+            .collect();
+        if !seeds.iter().any(|(other, _)| *other == name) {
+            seeds.push((name, bytes));
+        }
+    }
+    seeds
+}
+
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let is_check = std::env::args().any(|argument| argument == "--check");
@@ -149,6 +167,9 @@ fn main() {
     }
     for (name, bytes) in transfers() {
         save("transfer", name, &bytes);
+    }
+    for (name, bytes) in answers() {
+        save("master", &name, &bytes);
     }
     let whole = Config::from_json(br#"{"model_key": "m"}"#).expect("a valid configuration");
     save("config", "whole", whole.render().as_bytes());

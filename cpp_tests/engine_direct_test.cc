@@ -22,17 +22,17 @@ TEST(EngineOnDirect, ConversationsArePublishedAndLoaded) {
   write_then_read(std::move(options), few_conversations(40, 6));
 }
 
-/* Layer by layer, so that a page has many pieces; and a part that all ranks share. */
+/* States layer by layer, so that a page has many pieces; and an indexer, which all ranks share. */
 TEST(EngineOnDirect, RanksWithPagesOfManyPieces) {
   auto options = direct("direct.ranks");
-  PoolSpec layers, index;
-  layers.layer_first = true;
-  layers.layers = 12;
+  PoolSpec keys, index, states;
   index.kv_factor = 1;
   index.element_bits = 8;
-  index.layers = 12;
   index.replicated = true;
-  options.groups = {GroupSpec{0, 0, {layers, index}}};
+  states.layer_first = true;
+  states.layers = 12;
+  states.kv_factor = 1;
+  options.groups = {GroupSpec{0, 0, {keys, index}}, GroupSpec{5, 0, {states}}};
   options.tp_size = 2;
   options.max_running = 3;
   write_then_read(std::move(options), few_conversations(20, 4));

@@ -15,6 +15,7 @@ use std::io::IoSlice;
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
 use self::memory::Memory;
@@ -64,11 +65,20 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             threads: 2,
-            connections: 1024,
+            connections: share(getrlimit(Resource::Nofile).current),
             greetings: 64,
             stall: Duration::from_secs(60),
         }
     }
+}
+
+/// How many of the handles that the process may have are for connections of others, who prove to nobody who they are:
+/// a quarter, since the host needs them for its own. `None`: any number.
+fn share(handles: Option<u64>) -> usize {
+    const MOST: usize = 1024;
+    const LEAST: usize = 16;
+    let quarter = handles.map_or(MOST, |it| usize::try_from(it / 4).unwrap_or(MOST));
+    quarter.clamp(LEAST, MOST)
 }
 
 /// What is lent.

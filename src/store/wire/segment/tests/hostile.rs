@@ -185,3 +185,18 @@ proptest! {
         prop_assert_eq!(read(&others, segment, 999, 5), Ok(vec![0; 5]));
     }
 }
+
+#[test]
+fn others_take_up_a_part_of_the_handles_of_the_process() {
+    for (handles, connections) in [
+        (Some(1024), 256),
+        (Some(0), 16),
+        (Some(4096), 1024),
+        (Some(u64::MAX), 1024),
+        (None, 1024),
+    ] {
+        assert_eq!(share(handles), connections, "{handles:?}");
+    }
+    let of_the_process = getrlimit(Resource::Nofile).current;
+    assert_eq!(Limits::default().connections, share(of_the_process));
+}

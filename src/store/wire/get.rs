@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::client::{after, note};
+use super::codes;
 use super::messages::{COMPLETE, Replicas};
 use super::pack::Answer;
 use super::rpc::Failure;
@@ -77,7 +78,7 @@ fn wanted(pieces: &[Target<'_>]) -> u64 {
 fn judge(answer: Answer<Replicas<'_>>, wanted: u64, begun: Instant, owners: &mut Owners) -> Found {
     let found = match answer {
         Ok(found) => found,
-        Err(number) => return Found::Ended(outcomes::get(number.into(), wanted)),
+        Err(number) => return Found::Ended(outcomes::get(codes::said(number).into(), wanted)),
     };
     let complete = || found.replicas.iter().filter(|it| it.status == COMPLETE);
     let is_complete = complete().next().is_some();

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::client::{Client, after, names, note, settled};
+use super::codes;
 use super::messages::{PIN, ReplicateConfig};
 use super::pack::Text;
 use super::spots::{MOST_REPLICAS, Owners, Spot};
@@ -130,7 +131,7 @@ fn start(
                         is_loose: false,
                     }
                 }
-                Err(number) => Started::Ended(outcomes::put(number)),
+                Err(number) => Started::Ended(outcomes::put(codes::said(number))),
             };
             if let Some(slot) = all.get_mut(index) {
                 *slot = Some(started);

@@ -19,7 +19,7 @@ use crate::store::wire::open::capabilities;
 use crate::store::wire::pack::{Answer, Request, Text, Uuid};
 use crate::store::wire::spots::MOST_REPLICAS;
 use crate::store::wire::transfer::{Directory, Peers, Settings};
-use crate::store::{Pieces, Presence, PutOptions, PutOutcome, Store, code};
+use crate::store::{Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store, code};
 
 const NEW: Family = Family::ALL[0];
 
@@ -146,6 +146,12 @@ fn memory_in_more_places_than_anybody_asks_for_is_given_back() {
         }
     });
     let handle = handle(Arc::new(connect(&stand_in).unwrap()), None);
+    let unreachable = PutOutcome::Failed(code::UNREACHABLE_MEMORY);
+    assert_eq!(put_one(&handle), unreachable);
+    is_revoked.recv_timeout(LONG).unwrap();
+}
+
+fn put_one(handle: &Handle) -> PutOutcome {
     let mut sources = [Source::from(&[7; 4][..])];
     let mut out = Vec::new();
     handle.put(
@@ -154,6 +160,28 @@ fn memory_in_more_places_than_anybody_asks_for_is_given_back() {
         &PutOptions::default(),
         &mut out,
     );
-    assert_eq!(out, [PutOutcome::Failed(code::UNREACHABLE_MEMORY)]);
-    is_revoked.recv_timeout(LONG).unwrap();
+    assert_eq!(out.len(), 1);
+    out[0]
+}
+
+/// An error whose number is that of success.
+#[test]
+fn what_the_master_calls_an_error_is_none_of_our_successes() {
+    let stand_in = StandIn::new(|mut line, _| {
+        line.introduce(NEW);
+        while let Some(request) = line.request() {
+            let number = request.number;
+            if request.function == PutStart::function_id() {
+                let refused: Answer<Vec<Replica<'_>>> = Err(0);
+                line.say(number, NEW, &vec![refused]);
+            } else {
+                line.say(number, NEW, &vec![Answer::<()>::Err(0)]);
+            }
+        }
+    });
+    let handle = handle(Arc::new(connect(&stand_in).unwrap()), None);
+    assert_eq!(put_one(&handle), PutOutcome::Failed(code::BAD_ANSWER));
+    let mut out = Vec::new();
+    handle.remove(&one_key(), false, &mut out);
+    assert_eq!(out, [RemoveOutcome::Failed(code::BAD_ANSWER)]);
 }

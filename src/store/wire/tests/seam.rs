@@ -155,6 +155,9 @@ fn a_page_comes_from_a_replica_that_can_be_read() {
         (-704, GetOutcome::Missing),
         (-703, GetOutcome::Missing),
         (-1, GetOutcome::Failed(-1)),
+        // No errors, and nothing was read.
+        (0, GetOutcome::Failed(code::BAD_ANSWER)),
+        (8, GetOutcome::Failed(code::BAD_ANSWER)),
     ] {
         assert_eq!(get_one(&peers, Err(number)), (outcome, untouched));
     }

@@ -114,8 +114,7 @@ impl Peers {
 
     /// Reads, and leaves an outcome in every job.
     ///
-    /// Blocks: until the deadline at most, but for the names' server where an endpoint holds a host name. After it
-    /// returns nothing writes to the pieces. Failures by job: `DEADLINE`; `UNREACHABLE`, the owner refuses, is gone or
+    /// Blocks: until the deadline at most. After it returns nothing writes to the pieces. Failures by job: `DEADLINE`; `UNREACHABLE`, the owner refuses, is gone or
     /// silent; `ADDRESS_REJECTED`; `BAD_ANSWER`, or the number that it sent; `MALFORMED_CALL`, sizes do not add up;
     /// `UNREACHABLE_MEMORY`.
     pub fn read(&self, jobs: &mut [ReadJob<'_, '_>], deadline: Instant) {
@@ -185,7 +184,7 @@ impl Peers {
     fn begin<'j, J: Job>(&self, jobs: Vec<&'j mut J>, deadline: Instant) -> Option<Visit<'j, J>> {
         let now = Instant::now();
         if now < deadline {
-            return Some(Visit::begin(&self.inner, jobs, now));
+            return Some(Visit::begin(&self.inner, jobs, now, deadline));
         }
         for job in jobs {
             job.settle(Err(code::DEADLINE));
@@ -203,7 +202,7 @@ impl Peers {
         let now = Instant::now();
         let mut wake = deadline;
         for visit in visits.iter_mut() {
-            visit.check_time(&self.inner, now, deadline);
+            visit.check_time(&self.inner, now);
             wake = visit
                 .patience_ends(&self.inner)
                 .map_or(wake, |it| it.min(wake));

@@ -53,8 +53,10 @@ pub struct Settings {
 pub struct Limits {
     /// Threads that serve.
     pub threads: usize,
-    /// Connections at once. One more takes the place of an idle one.
+    /// Connections at once. One more takes the place of an idle one, or of one that is `crowded` out.
     pub connections: usize,
+    /// When there are too many connections, one that stood still so long in the middle of a request gives way.
+    pub crowded: Duration,
     /// Handshakes at once. One more takes the place of the oldest.
     pub greetings: usize,
     /// A handshake may take so long, and a connection may stand still so long in the middle of a request.
@@ -66,6 +68,7 @@ impl Default for Limits {
         Self {
             threads: 2,
             connections: share(getrlimit(Resource::Nofile).current),
+            crowded: Duration::from_secs(2),
             greetings: 64,
             stall: Duration::from_secs(60),
         }

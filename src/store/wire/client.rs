@@ -79,7 +79,8 @@ pub(super) fn note(call: &str, failure: &Failure) -> i32 {
 /// One answer per key, with the failure's code where one is missing.
 pub(super) fn settled<T>(call: &str, answers: Answers<T>) -> impl Iterator<Item = Answer<T>> {
     let lost = answers.failure().map(|failure| note(call, failure));
-    answers.or(lost.unwrap_or(crate::store::code::NO_ANSWER))
+    let answers = answers.or(lost.unwrap_or(crate::store::code::NO_ANSWER));
+    answers.map(|answer| answer.map_err(codes::said))
 }
 
 impl Client {

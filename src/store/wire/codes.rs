@@ -13,6 +13,15 @@ pub fn of(failure: &Failure) -> i32 {
     }
 }
 
+/// The master's error number, to be reported. Its errors are negative; what is none, zero before all, would be taken for
+/// success where a number says both.
+pub fn said(number: i32) -> i32 {
+    match number {
+        ..0 => number,
+        0.. => code::BAD_ANSWER,
+    }
+}
+
 /// Whether a code says that the pool, or a part of it, cannot be reached or cannot be spoken with.
 pub fn is_outage(number: i32) -> bool {
     matches!(

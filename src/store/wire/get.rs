@@ -7,10 +7,11 @@
 use std::time::{Duration, Instant};
 
 use super::client::{after, note};
+use super::codes;
 use super::messages::{COMPLETE, Replicas};
 use super::pack::Answer;
 use super::rpc::Failure;
-use super::spots::{Owners, Spot};
+use super::spots::{MOST_REPLICAS, Owners, Spot};
 use super::transfer::{Peers, ReadJob};
 use crate::device::memory::Target;
 use crate::store::mooncake::codes as outcomes;
@@ -77,11 +78,12 @@ fn wanted(pieces: &[Target<'_>]) -> u64 {
 fn judge(answer: Answer<Replicas<'_>>, wanted: u64, begun: Instant, owners: &mut Owners) -> Found {
     let found = match answer {
         Ok(found) => found,
-        Err(number) => return Found::Ended(outcomes::get(number.into(), wanted)),
+        Err(number) => return Found::Ended(outcomes::get(codes::said(number).into(), wanted)),
     };
-    let is_complete = found.replicas.iter().any(|it| it.status == COMPLETE);
-    let readable = found.replicas.iter().filter(|it| it.status == COMPLETE);
-    let mut spots = readable.filter_map(|replica| owners.spot(replica));
+    let complete = || found.replicas.iter().filter(|it| it.status == COMPLETE);
+    let is_complete = complete().next().is_some();
+    let spots = complete().filter_map(|replica| owners.spot(replica));
+    let mut spots = spots.take(MOST_REPLICAS);
     let Some(first) = spots.next() else {
         return Found::Ended(match is_complete {
             // There, but not over TCP.

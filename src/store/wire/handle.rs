@@ -141,7 +141,9 @@ impl Store for Handle {
     /// The last handle takes back what is lent: a few seconds at most.
     fn close(&self) -> error::Result<()> {
         if self.process.is_this() {
-            drop(self.client.write().take());
+            // A statement of its own: calls that come meanwhile must not wait for the lock while the client ends.
+            let client = self.client.write().take();
+            drop(client);
         }
         Ok(())
     }

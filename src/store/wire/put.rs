@@ -7,9 +7,10 @@
 use std::time::{Duration, Instant};
 
 use super::client::{Client, after, names, note, settled};
+use super::codes;
 use super::messages::{PIN, ReplicateConfig};
 use super::pack::Text;
-use super::spots::{Owners, Spot};
+use super::spots::{MOST_REPLICAS, Owners, Spot};
 use super::transfer::WriteJob;
 use crate::device::memory::{Memory, Source};
 use crate::keys::Keys;
@@ -116,20 +117,21 @@ fn start(
         .put_start(names, sizes, config, deadline, |index, answer| {
             let started = match answer {
                 Ok(replicas) => {
-                    let spots: Option<Vec<Spot>> =
-                        replicas.iter().map(|it| owners.spot(it)).collect();
+                    let spots: Option<Vec<Spot>> = match replicas.len() {
+                        1..=MOST_REPLICAS => replicas.iter().map(|it| owners.spot(it)).collect(),
+                        // Nowhere, or in more places than anybody asked for.
+                        _ => None,
+                    };
                     let size = sizes.get(index);
                     // An object without bytes, or of another size, is one that nobody could have asked for.
-                    let spots = spots.filter(|spots| {
-                        !spots.is_empty() && spots.iter().all(|it| Some(&it.size) == size)
-                    });
+                    let spots = spots.filter(|spots| spots.iter().all(|it| Some(&it.size) == size));
                     Started::Here {
                         failure: spots.is_none().then_some(code::UNREACHABLE_MEMORY),
                         spots: spots.unwrap_or_default(),
                         is_loose: false,
                     }
                 }
-                Err(number) => Started::Ended(outcomes::put(number)),
+                Err(number) => Started::Ended(outcomes::put(codes::said(number))),
             };
             if let Some(slot) = all.get_mut(index) {
                 *slot = Some(started);

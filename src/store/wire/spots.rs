@@ -1,7 +1,12 @@
 //! Where in the memory of which owner the bytes of an object are: what is kept of the master's answers.
 
+use std::collections::HashMap;
+
 use super::messages::{Place, Replica};
 use super::pack::Text;
+
+/// Replicas of an object that are looked at: what a master names beyond them is its word alone, and would be kept.
+pub const MOST_REPLICAS: usize = 16;
 
 /// A range of an owner's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,9 +19,13 @@ pub struct Spot {
     pub size: u64,
 }
 
-/// The owners that a call meets: few, each named by many replicas.
+/// The owners that a call meets: mostly few, each named by many replicas.
 #[derive(Debug, Default)]
-pub struct Owners(Vec<String>);
+pub struct Owners {
+    names: Vec<String>,
+    /// Their places. A master that names another owner with each replica shall not cost a search through all of them.
+    places: HashMap<String, usize>,
+}
 
 impl Owners {
     /// Where a replica is; `None` if it is out of reach: not in memory, or in memory that only another transport
@@ -38,16 +47,17 @@ impl Owners {
 
     /// How the owner is found.
     pub fn endpoint(&self, spot: Spot) -> &str {
-        self.0.get(spot.owner).map_or("", String::as_str)
+        self.names.get(spot.owner).map_or("", String::as_str)
     }
 
     fn number(&mut self, endpoint: &str) -> usize {
-        // Neighbours are mostly with the same one, which is then the last or near it.
-        let known = self.0.iter().rposition(|it| it == endpoint);
-        known.unwrap_or_else(|| {
-            self.0.push(endpoint.to_owned());
-            self.0.len() - 1
-        })
+        if let Some(&known) = self.places.get(endpoint) {
+            return known;
+        }
+        let place = self.names.len();
+        self.names.push(endpoint.to_owned());
+        self.places.insert(endpoint.to_owned(), place);
+        place
     }
 }
 

@@ -15,6 +15,7 @@ use std::io::IoSlice;
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
 use self::memory::Memory;
@@ -52,8 +53,10 @@ pub struct Settings {
 pub struct Limits {
     /// Threads that serve.
     pub threads: usize,
-    /// Connections at once. One more takes the place of an idle one.
+    /// Connections at once. One more takes the place of an idle one, or of one that is `crowded` out.
     pub connections: usize,
+    /// When there are too many connections, one that stood still so long in the middle of a request gives way.
+    pub crowded: Duration,
     /// Handshakes at once. One more takes the place of the oldest.
     pub greetings: usize,
     /// A handshake may take so long, and a connection may stand still so long in the middle of a request.
@@ -64,11 +67,21 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             threads: 2,
-            connections: 1024,
+            connections: share(getrlimit(Resource::Nofile).current),
+            crowded: Duration::from_secs(2),
             greetings: 64,
             stall: Duration::from_secs(60),
         }
     }
+}
+
+/// How many of the handles that the process may have are for connections of others, who prove to nobody who they are:
+/// a quarter, since the host needs them for its own. `None`: any number.
+fn share(handles: Option<u64>) -> usize {
+    const MOST: usize = 1024;
+    const LEAST: usize = 16;
+    let quarter = handles.map_or(MOST, |it| usize::try_from(it / 4).unwrap_or(MOST));
+    quarter.clamp(LEAST, MOST)
 }
 
 /// What is lent.

@@ -215,7 +215,8 @@ impl Worker {
         }
     }
 
-    /// Takes a connection, in place of the one that was idle for the longest time if there are too many.
+    /// Takes a connection, if there are too many in place of the one that was idle for the longest time, or stood still:
+    /// otherwise a few bytes a minute on each would keep everybody else out.
     fn admit(&mut self, socket: Socket, now: Instant) {
         let most = self
             .house
@@ -223,9 +224,14 @@ impl Worker {
             .connections
             .div_ceil(self.house.posts.len());
         if self.sessions.len() >= most {
-            let idle = self.sessions.iter().enumerate();
-            let idle = idle.filter(|(_, session)| session.is_idle());
-            let Some((oldest, _)) = idle.min_by_key(|(_, session)| session.moved()) else {
+            let crowded = self.house.limits.crowded;
+            let gives_way = |session: &Session| {
+                session.is_idle() || now.saturating_duration_since(session.moved()) >= crowded
+            };
+            let sessions = self.sessions.iter().enumerate();
+            let sessions = sessions.filter(|(_, session)| gives_way(session));
+            let order = |session: &Session| (!session.is_idle(), session.moved());
+            let Some((oldest, _)) = sessions.min_by_key(|(_, session)| order(session)) else {
                 tracing::warn!(
                     most,
                     "a connection to the lent memory was refused: there are too many"

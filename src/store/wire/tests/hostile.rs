@@ -1,11 +1,16 @@
 //! Answers that no master gives: each costs its connection, and nothing more.
 
+use std::io::Write;
+use std::net::TcpListener;
+use std::time::Instant;
+
 use super::stand_in::{Line, StandIn};
 use super::{connect, keys, numbered, soon};
 use crate::store::wire::family::Family;
-use crate::store::wire::messages::Pong;
-use crate::store::wire::pack::Answer;
-use crate::store::wire::rpc::Failure;
+use crate::store::wire::messages::{Ping, Pong};
+use crate::store::wire::pack::{Answer, Uuid};
+use crate::store::wire::rpc::{Connection, Failure};
+use crate::store::wire::socket::{Interest, Socket};
 
 const NEW: Family = Family::ALL[0];
 
@@ -145,4 +150,26 @@ fn half_an_answer_is_none() {
     assert!(matches!(answers.failure(), Some(Failure::Lost(_))));
     let answers = master.exist(&keys(&names), soon());
     assert_eq!(answers.or(-9).collect::<Vec<_>>(), [Ok(true)]);
+}
+
+/// Something is always there to be read, so that the call never waits.
+#[test]
+fn answers_that_never_end_do_not_outlast_the_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = Socket::connect(listener.local_addr().unwrap(), soon()).unwrap();
+    let (mut master, _) = listener.accept().unwrap();
+    let mut body = Vec::new();
+    crate::store::wire::pack::pack(&Answer::Ok(Pong::default()), NEW, &mut body);
+    let length = u32::try_from(body.len()).unwrap().to_le_bytes();
+    let answer = [&[21, 0, 0, 0, 0, 0, 0, 0][..], &length, &[0; 4], &body].concat();
+    master.write_all(&answer).unwrap();
+    let interest = Interest {
+        read: true,
+        write: false,
+    };
+    socket.wait(interest, soon()).unwrap();
+    let ping = Ping { client: Uuid(1, 2) };
+    let mut connection = Connection::new(socket);
+    let heard = connection.call(NEW, [ping].into_iter(), Instant::now(), |_, _| Ok(()));
+    assert!(matches!(heard, Err(Failure::Deadline)), "{heard:?}");
 }

@@ -2,6 +2,7 @@
 
 mod alive;
 mod calls;
+mod client;
 mod hostile;
 mod seam;
 mod stand_in;

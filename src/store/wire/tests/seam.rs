@@ -8,6 +8,7 @@ use crate::store::wire::get;
 use crate::store::wire::messages::{Buffer, COMPLETE, InMemory, Place, Replica, Replicas};
 use crate::store::wire::pack::{Answer, Text};
 use crate::store::wire::segment::{Limits, Segment, Settings};
+use crate::store::wire::spots::MOST_REPLICAS;
 use crate::store::wire::transfer::{self, Directory, Peers, ReadJob, WriteJob};
 use crate::store::{GetOutcome, Pieces, code};
 
@@ -133,6 +134,14 @@ fn a_page_comes_from_a_replica_that_can_be_read() {
     }
     let unreached = get_one(&peers, said(std::slice::from_ref(&dead), 60_000)).0;
     assert_eq!(unreached, GetOutcome::Failed(code::UNREACHABLE));
+    let behind = |dead_ones: usize| [vec![dead.clone(); dead_ones], vec![good.clone()]].concat();
+    assert_eq!(
+        get_one(&peers, said(&behind(MOST_REPLICAS - 1), 60_000)),
+        landed
+    );
+    // Those that nobody would have asked for are not kept.
+    let unreached = get_one(&peers, said(&behind(MOST_REPLICAS), 60_000)).0;
+    assert_eq!(unreached, GetOutcome::Failed(code::UNREACHABLE));
     for (replicas, outcome) in [
         (vec![far], GetOutcome::Failed(code::UNREACHABLE_MEMORY)),
         (vec![half], GetOutcome::Missing),
@@ -146,6 +155,9 @@ fn a_page_comes_from_a_replica_that_can_be_read() {
         (-704, GetOutcome::Missing),
         (-703, GetOutcome::Missing),
         (-1, GetOutcome::Failed(-1)),
+        // No errors, and nothing was read.
+        (0, GetOutcome::Failed(code::BAD_ANSWER)),
+        (8, GetOutcome::Failed(code::BAD_ANSWER)),
     ] {
         assert_eq!(get_one(&peers, Err(number)), (outcome, untouched));
     }

@@ -12,7 +12,7 @@ use crate::store::wire::segment::Segment;
 
 /// Describes a segment at a metadata server, in place of another one of its name.
 ///
-/// Blocks: until the deadline at most, but for the names' server. Errors: `PoolFailed`.
+/// Blocks: until the deadline at most. Errors: `PoolFailed`.
 pub fn publish(server: &Server, segment: &Segment, deadline: Instant) -> Result<()> {
     let name = segment.endpoint();
     // An entry of this kind is never replaced.
@@ -67,7 +67,7 @@ fn ask(server: &Server, question: Vec<u8>, deadline: Instant) -> Result<u16> {
         let text = format!("the metadata server at {}: {why}", server.authority);
         Error::new(Kind::PoolFailed, text)
     };
-    let addresses = dial::resolve(&server.authority);
+    let addresses = dial::resolve(&server.authority, deadline);
     if addresses.is_empty() {
         return Err(failed(&"its name has no address"));
     }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use rustix::event::PollFlags;
 
@@ -43,19 +44,20 @@ pub(super) enum Told {
 }
 
 impl Ask {
-    /// Begins to ask for an owner. Blocks for the names' server where a name must be resolved. Errors: a code of the store.
-    pub fn begin(directory: &Directory, endpoint: &str) -> Result<Self, i32> {
+    /// Begins to ask for an owner. Blocks for the names' server where a name must be resolved, until the deadline at most.
+    /// Errors: a code of the store.
+    pub fn begin(directory: &Directory, endpoint: &str, deadline: Instant) -> Result<Self, i32> {
         match directory {
             Directory::Handshake => {
                 let question = owner::handshake(owner::DESCRIBE, "{}\n");
                 let most = owner::MOST + owner::LENGTH;
                 Ok(Self {
-                    exchange: start(endpoint, question, most)?,
+                    exchange: start(endpoint, question, most, deadline)?,
                     stage: Stage::Handshake,
                 })
             }
             Directory::Http(server) => Ok(Self {
-                exchange: get(server, "ram", endpoint)?,
+                exchange: get(server, "ram", endpoint, deadline)?,
                 stage: Stage::Description {
                     server: server.clone(),
                     name: endpoint.to_owned(),
@@ -69,8 +71,8 @@ impl Ask {
         self.exchange.wants()
     }
 
-    /// To be called when the socket is ready.
-    pub fn step(&mut self) -> Told {
+    /// To be called when the socket is ready. Blocks as [`begin`](Self::begin).
+    pub fn step(&mut self, deadline: Instant) -> Told {
         let address = self.exchange.address();
         let (bytes, is_end) = match self.exchange.step() {
             Ok(answer) => answer,
@@ -126,7 +128,7 @@ impl Ask {
                         description,
                     }));
                 }
-                match get(server, "rpc_meta", name) {
+                match get(server, "rpc_meta", name, deadline) {
                     Ok(exchange) => self.exchange = exchange,
                     Err(code) => return Told::End(Err(code)),
                 }
@@ -142,7 +144,7 @@ impl Ask {
                     Err(_) => host,
                 };
                 Told::End(Ok(Owner {
-                    addresses: dial::resolve(&format!("{host}:{}", description.port)),
+                    addresses: dial::resolve(&format!("{host}:{}", description.port), deadline),
                     description: description.clone(),
                 }))
             }
@@ -150,11 +152,17 @@ impl Ask {
     }
 }
 
-fn get(server: &Server, what: &str, name: &str) -> Result<Exchange, i32> {
+fn get(server: &Server, what: &str, name: &str, deadline: Instant) -> Result<Exchange, i32> {
     let question = server.get(&format!("mooncake/{what}/{name}"));
-    start(&server.authority, question, http::MOST)
+    start(&server.authority, question, http::MOST, deadline)
 }
 
-fn start(endpoint: &str, question: Vec<u8>, most: usize) -> Result<Exchange, i32> {
-    Exchange::begin(dial::resolve(endpoint), question, most).map_err(|_| code::UNREACHABLE)
+fn start(
+    endpoint: &str,
+    question: Vec<u8>,
+    most: usize,
+    deadline: Instant,
+) -> Result<Exchange, i32> {
+    let addresses = dial::resolve(endpoint, deadline);
+    Exchange::begin(addresses, question, most).map_err(|_| code::UNREACHABLE)
 }

@@ -3,10 +3,12 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use rustix::event::PollFlags;
 
 use super::socket::Socket;
+use crate::store::mooncake::signals;
 
 /// Most addresses of one name that are tried.
 const MOST_ADDRESSES: usize = 4;
@@ -20,13 +22,30 @@ pub(super) struct Dial {
     is_connected: bool,
 }
 
-/// The addresses of `host:port`. Blocks for the names' server when the host is a name.
-pub(super) fn resolve(endpoint: &str) -> Vec<SocketAddr> {
+/// The addresses of `host:port`; none that are not known by the deadline. Blocks until then at most.
+pub(super) fn resolve(endpoint: &str, deadline: Instant) -> Vec<SocketAddr> {
     if let Ok(address) = endpoint.parse() {
         return vec![address];
     }
-    let found = endpoint.to_socket_addrs();
-    found.map_or_else(|_| Vec::new(), |it| it.take(MOST_ADDRESSES).collect())
+    let name = endpoint.to_owned();
+    look_up(deadline, move || {
+        let found = name.to_socket_addrs();
+        found.map_or_else(|_| Vec::new(), |it| it.take(MOST_ADDRESSES).collect())
+    })
+}
+
+/// What asking a names' server brings by the deadline. The system's call knows none, so it is made on a thread of its own,
+/// which ends with it.
+fn look_up(
+    deadline: Instant,
+    ask: impl FnOnce() -> Vec<SocketAddr> + Send + 'static,
+) -> Vec<SocketAddr> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Vec::new();
+    }
+    let found = signals::apart_within(left, ask);
+    found.ok().flatten().unwrap_or_default()
 }
 
 impl Dial {
@@ -163,5 +182,32 @@ impl Exchange {
                 return Err(io::ErrorKind::InvalidData.into());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_names_server_is_waited_for_until_the_deadline() {
+        let address: SocketAddr = "127.0.0.1:7".parse().unwrap();
+        let soon = || Instant::now() + LONG;
+        assert_eq!(look_up(soon(), move || vec![address]), [address]);
+        assert_eq!(resolve("127.0.0.1:7", Instant::now()), [address]);
+        assert!(!resolve("localhost:7", soon()).is_empty());
+        let (let_go, held) = mpsc::channel::<()>();
+        let found = look_up(Instant::now() + Duration::from_millis(20), move || {
+            let _ = held.recv_timeout(LONG);
+            vec![address]
+        });
+        assert_eq!(found, []);
+        drop(let_go);
+        // Not even asked.
+        assert_eq!(resolve("localhost:7", Instant::now()), []);
     }
 }

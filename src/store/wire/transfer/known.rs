@@ -11,11 +11,14 @@ use crate::sync::{Arc, Mutex};
 
 /// Most owners that are remembered; the one that was not needed for the longest time goes.
 const MOST_OWNERS: usize = 1024;
+/// Most idle connections to all owners together: handles are the process's, and it needs them for other things.
+const MOST_IDLE: usize = 256;
 
 /// The memory of all threads that use a [`Peers`](super::Peers).
 #[derive(Debug)]
 pub(super) struct Known {
     entries: Mutex<HashMap<String, Entry>>,
+    swept: Mutex<Instant>,
     idle_time: Duration,
     idle_most: usize,
 }
@@ -40,6 +43,7 @@ impl Known {
     pub fn new(idle_time: Duration, idle_most: usize) -> Self {
         Self {
             entries: Mutex::new(HashMap::new()),
+            swept: Mutex::new(Instant::now()),
             idle_time,
             idle_most,
         }
@@ -124,6 +128,7 @@ impl Known {
         now: Instant,
     ) {
         let mut entries = self.entries.lock();
+        let idle: usize = entries.values().map(|entry| entry.idle.len()).sum();
         let Some(entry) = entries.get_mut(endpoint) else {
             return;
         };
@@ -131,7 +136,7 @@ impl Known {
             .owner
             .as_ref()
             .is_some_and(|it| Arc::ptr_eq(it, owner));
-        if is_same && entry.idle.len() < self.idle_most {
+        if is_same && entry.idle.len() < self.idle_most && idle < MOST_IDLE {
             entry.idle.push(Idle {
                 socket: connection.0,
                 address: connection.1,
@@ -148,6 +153,19 @@ impl Known {
                 .idle
                 .retain(|idle| now.saturating_duration_since(idle.since) < self.idle_time);
         }
+    }
+
+    /// [`sweep`](Self::sweep), if that was not done lately: an owner that is gone is asked for nothing any more, so that
+    /// nobody else would notice that its connections have ended.
+    pub fn sweep_at_times(&self, now: Instant) {
+        {
+            let mut swept = self.swept.lock();
+            if now.saturating_duration_since(*swept) < self.idle_time / 4 {
+                return;
+            }
+            *swept = now;
+        }
+        self.sweep(now);
     }
 
     /// Closes all connections and forgets everybody.

@@ -34,6 +34,10 @@ pub(super) use job::Job;
 pub use job::{ReadJob, WriteJob};
 pub(super) use socket::{Socket, without_waiting};
 
+/// Owners that one batch meets at once. Others come when these are done: handles are the process's, and a master may
+/// name any number.
+const MOST_VISITS: usize = 128;
+
 /// Where owners are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Directory {
@@ -110,8 +114,7 @@ impl Peers {
 
     /// Reads, and leaves an outcome in every job.
     ///
-    /// Blocks: until the deadline at most, but for the names' server where an endpoint holds a host name. After it
-    /// returns nothing writes to the pieces. Failures by job: `DEADLINE`; `UNREACHABLE`, the owner refuses, is gone or
+    /// Blocks: until the deadline at most. After it returns nothing writes to the pieces. Failures by job: `DEADLINE`; `UNREACHABLE`, the owner refuses, is gone or
     /// silent; `ADDRESS_REJECTED`; `BAD_ANSWER`, or the number that it sent; `MALFORMED_CALL`, sizes do not add up;
     /// `UNREACHABLE_MEMORY`.
     pub fn read(&self, jobs: &mut [ReadJob<'_, '_>], deadline: Instant) {
@@ -123,8 +126,8 @@ impl Peers {
         self.serve(jobs, deadline);
     }
 
-    /// Closes connections that were not used for long. They are not used again in any case; this is for processes that
-    /// have nothing to read for long.
+    /// Closes connections that were not used for long. Each batch sees to that at times; this is for processes that have
+    /// nothing to read for long.
     pub fn sweep(&self) {
         self.inner.known.sweep(Instant::now());
     }
@@ -136,6 +139,7 @@ impl Peers {
 
     fn serve<J: Job>(&self, jobs: &mut [J], deadline: Instant) {
         let now = Instant::now();
+        self.inner.known.sweep_at_times(now);
         let (mut asked, mut own) = (Vec::with_capacity(jobs.len()), Vec::new());
         for job in jobs {
             match job.check() {
@@ -145,7 +149,7 @@ impl Peers {
             }
         }
         asked.sort_by(|a, b| a.endpoint().cmp(b.endpoint()));
-        let mut visits = Vec::new();
+        let mut parts = Vec::new();
         let mut rest = asked.into_iter().peekable();
         while let Some(first) = rest.next() {
             let mut part = vec![first];
@@ -155,17 +159,37 @@ impl Peers {
             }) {
                 part.push(job);
             }
-            visits.push(Visit::begin(&self.inner, part, now));
+            parts.push(part);
         }
-        for job in own {
-            // Copying waits for nobody, but takes its time.
-            let outcome = match &self.inner.own {
-                Some(segment) if Instant::now() < deadline => job.copy(segment),
-                _ => Err(code::DEADLINE),
-            };
-            job.settle(outcome);
+        let mut parts = parts.into_iter().peekable();
+        loop {
+            let wave = parts.by_ref().take(MOST_VISITS);
+            let mut visits: Vec<_> = wave.filter_map(|part| self.begin(part, deadline)).collect();
+            for job in own.drain(..) {
+                // Copying waits for nobody, but takes its time.
+                let outcome = match &self.inner.own {
+                    Some(segment) if Instant::now() < deadline => job.copy(segment),
+                    _ => Err(code::DEADLINE),
+                };
+                job.settle(outcome);
+            }
+            while self.serve_once(&mut visits, deadline) {}
+            if parts.peek().is_none() {
+                return;
+            }
         }
-        while self.serve_once(&mut visits, deadline) {}
+    }
+
+    /// Begins to serve jobs of one owner, unless it is too late for that.
+    fn begin<'j, J: Job>(&self, jobs: Vec<&'j mut J>, deadline: Instant) -> Option<Visit<'j, J>> {
+        let now = Instant::now();
+        if now < deadline {
+            return Some(Visit::begin(&self.inner, jobs, now, deadline));
+        }
+        for job in jobs {
+            job.settle(Err(code::DEADLINE));
+        }
+        None
     }
 
     fn is_own(&self, endpoint: &str) -> bool {
@@ -178,7 +202,7 @@ impl Peers {
         let now = Instant::now();
         let mut wake = deadline;
         for visit in visits.iter_mut() {
-            visit.check_time(&self.inner, now, deadline);
+            visit.check_time(&self.inner, now);
             wake = visit
                 .patience_ends(&self.inner)
                 .map_or(wake, |it| it.min(wake));

@@ -30,6 +30,7 @@ pub(super) struct Visit<'j, J> {
     again: bool,
     rounds: u32,
     heard: Instant,
+    deadline: Instant,
 }
 
 enum Stage<'j, J> {
@@ -40,7 +41,7 @@ enum Stage<'j, J> {
 
 impl<'j, J: Job> Visit<'j, J> {
     /// Begins to serve the jobs, which all name one endpoint.
-    pub fn begin(inner: &Inner, jobs: Vec<&'j mut J>, now: Instant) -> Self {
+    pub fn begin(inner: &Inner, jobs: Vec<&'j mut J>, now: Instant, deadline: Instant) -> Self {
         let endpoint = jobs.first().map_or("", |job| job.endpoint()).to_owned();
         let known = inner.known.find(&endpoint, now);
         let mut visit = Self {
@@ -51,6 +52,7 @@ impl<'j, J: Job> Visit<'j, J> {
             again: false,
             rounds: 1,
             heard: now,
+            deadline,
         };
         match known {
             Err(()) => visit.fail(code::UNREACHABLE),
@@ -86,7 +88,7 @@ impl<'j, J: Job> Visit<'j, J> {
                     return;
                 }
                 self.heard = now;
-                match ask.step() {
+                match ask.step(self.deadline.min(now + inner.silence)) {
                     Told::Waiting => {}
                     Told::End(Err(code)) => self.fail(code),
                     Told::End(Ok(owner)) => self.found(inner, owner, now),
@@ -115,8 +117,8 @@ impl<'j, J: Job> Visit<'j, J> {
     }
 
     /// Ends what takes too long.
-    pub fn check_time(&mut self, inner: &Inner, now: Instant, deadline: Instant) {
-        let is_late = now >= deadline;
+    pub fn check_time(&mut self, inner: &Inner, now: Instant) {
+        let is_late = now >= self.deadline;
         let silent_for = now.saturating_duration_since(self.heard);
         let is_silent = silent_for >= inner.silence;
         if matches!(self.stage, Stage::Over) || !(is_late || is_silent) {
@@ -135,9 +137,18 @@ impl<'j, J: Job> Visit<'j, J> {
 
     fn ask(&mut self, inner: &Inner) {
         self.owner = None;
-        match Ask::begin(&inner.directory, &self.endpoint) {
+        let began = Instant::now();
+        let until = self.deadline.min(began + inner.silence);
+        match Ask::begin(&inner.directory, &self.endpoint, until) {
             Ok(ask) => self.stage = Stage::Asking(ask),
-            Err(code) => self.fail(code),
+            Err(code) => {
+                // A names' server that is silent shall not cost every batch its time either.
+                let now = Instant::now();
+                if now.saturating_duration_since(began) >= inner.silence / 2 {
+                    inner.known.shun(&self.endpoint, now + inner.cooldown, now);
+                }
+                self.fail(code);
+            }
         }
     }
 

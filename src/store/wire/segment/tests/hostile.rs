@@ -150,6 +150,34 @@ fn one_connection_too_many_takes_the_place_of_an_idle_one() {
     }
 }
 
+/// Each sends a byte now and then, so that it is never taken for dead.
+#[test]
+fn connections_that_creep_keep_nobody_out() {
+    let segment = open(Limits {
+        threads: 1,
+        connections: 2,
+        crowded: Duration::from_millis(100),
+        ..limits()
+    });
+    let bytes = request(&segment, Operation::Write, Version::Two, 0, 100);
+    let mut creeping: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = connect(&segment);
+            // Its answer says that what came with it has been seen.
+            let first = request(&segment, Operation::Read, Version::Two, 0, 1);
+            stream.write_all(&[&first[..], &bytes].concat()).unwrap();
+            take(&mut stream, 9);
+            stream
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(200));
+    let mut honest = connect(&segment);
+    let one_byte = request(&segment, Operation::Read, Version::Two, 0, 1);
+    honest.write_all(&one_byte).unwrap();
+    assert_eq!(take(&mut honest, 8), Status::Fine.encode());
+    assert!(is_ended(&mut creeping[0]));
+}
+
 #[test]
 fn handshakes_that_do_not_end_keep_nobody_out() {
     let segment = open(Limits {
@@ -184,4 +212,19 @@ proptest! {
         let others = peers(None);
         prop_assert_eq!(read(&others, segment, 999, 5), Ok(vec![0; 5]));
     }
+}
+
+#[test]
+fn others_take_up_a_part_of_the_handles_of_the_process() {
+    for (handles, connections) in [
+        (Some(1024), 256),
+        (Some(0), 16),
+        (Some(4096), 1024),
+        (Some(u64::MAX), 1024),
+        (None, 1024),
+    ] {
+        assert_eq!(share(handles), connections, "{handles:?}");
+    }
+    let of_the_process = getrlimit(Resource::Nofile).current;
+    assert_eq!(Limits::default().connections, share(of_the_process));
 }

@@ -22,6 +22,7 @@ type Outcome<T = ()> = std::result::Result<T, i32>;
 fn limits() -> Limits {
     Limits {
         stall: PATIENCE,
+        crowded: PATIENCE,
         ..Limits::default()
     }
 }

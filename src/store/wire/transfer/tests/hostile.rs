@@ -2,15 +2,18 @@
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::stand_in::{self, StandIn};
+use super::stand_in::{self, BASE, StandIn};
 use super::{held, peers, read, write};
+use crate::device::memory::Target;
 use crate::store::code;
 use crate::store::wire::transfer::frame::{Status, Version};
-use crate::store::wire::transfer::{Peers, Settings, owner};
+use crate::store::wire::transfer::{Peers, ReadJob, Settings, owner};
 
 #[test]
 fn an_owner_that_dies_in_the_middle_of_a_page_is_tried_again() {
@@ -296,4 +299,37 @@ proptest! {
             prop_assert!(outcomes.iter().all(|it| it.0 != Err(code::NO_ANSWER)));
         }
     }
+}
+
+/// A master may name any number of owners, and the process has only so many handles.
+#[test]
+fn not_all_of_many_owners_are_met_at_once() {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (comes, come) = mpsc::channel();
+    thread::spawn(move || {
+        // Kept, and never answered.
+        while let Ok((stream, _)) = listener.accept() {
+            let _ = comes.send(stream);
+        }
+    });
+    let peers = peers();
+    let names: Vec<String> = (1..=200)
+        .map(|number| format!("127.0.0.{number}:{port}"))
+        .collect();
+    let mut pages = vec![[0xEE; 4]; names.len()];
+    let mut targets: Vec<_> = pages
+        .iter_mut()
+        .map(|page| [Target::from(&mut page[..])])
+        .collect();
+    let mut jobs: Vec<_> = names
+        .iter()
+        .zip(&mut targets)
+        .map(|(name, pieces)| ReadJob::new(name, BASE, 4, pieces))
+        .collect();
+    peers.read(&mut jobs, Instant::now() + Duration::from_millis(500));
+    let late = jobs.iter().all(|job| job.outcome == Err(code::DEADLINE));
+    assert!(late, "{:?}", jobs.last());
+    let met = come.try_iter().count();
+    assert!((1..=128).contains(&met), "{met}");
 }

@@ -200,3 +200,22 @@ fn connections_that_were_not_used_for_long_are_closed() {
     }
     assert_eq!(stand_in.handshakes(), 1);
 }
+
+/// An owner that is gone is asked for nothing again, and its connections would stay for ever.
+#[test]
+fn connections_to_owners_that_nobody_asks_again_are_closed() {
+    let (closed, is_closed) = mpsc::channel();
+    let closed = Mutex::new(closed);
+    let gone = StandIn::new(move |stream, shared, number| {
+        let _ = stand_in::serve(stream, shared);
+        let _ = closed.lock().unwrap().send(number);
+    });
+    let other = StandIn::honest(Version::Two);
+    let peers = Peers::new(Settings {
+        idle: Duration::ZERO,
+        ..settings()
+    });
+    assert_eq!(read(&peers, &gone, &[0], 9).0, [Ok(())]);
+    assert_eq!(read(&peers, &other, &[0], 9).0, [Ok(())]);
+    assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(0));
+}

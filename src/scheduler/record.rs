@@ -171,7 +171,11 @@ impl Record {
             && (count == 0 || position >= self.prompt_tokens)
             && computed < (u64::from(self.confirmed) + 1) * plain.block_tokens
             && !plant::is(Bug::PagesCount);
-        if !is_plain || (plain.hashes && !self.chain.extend_open(step.new_tokens)) {
+        let takes = |chain: &mut Chain| match plain.hashes {
+            true => chain.extend_open(step.new_tokens),
+            false => chain.can_hash(step.new_tokens),
+        };
+        if !is_plain || !takes(&mut self.chain) {
             return false;
         }
         self.tokens = known;

@@ -347,9 +347,10 @@ impl Worker {
             self.mover = None;
             return Ok(());
         }
+        // An item counts as ended before it is gone, and with it what it holds of the device.
         if let Some(loads) = &self.loads
             && !loads.wait_until(Some(self.load_timeout), || {
-                shared.parked.lock().running() == 0
+                shared.parked.lock().running() == 0 && loads.unfinished() == 0
             })
         {
             bail!(
@@ -360,7 +361,7 @@ impl Worker {
         }
         if let Some(saves) = &self.saves
             && !saves.wait_until(Some(self.save_timeout), || {
-                shared.finished.lock().in_flight() == 0
+                shared.finished.lock().in_flight() == 0 && saves.unfinished() == 0
             })
         {
             bail!(

@@ -110,6 +110,35 @@ fn c9_a_load_that_failed_on_the_way_keeps_the_cache_for_ever() {
     }
 }
 
+/// An engine that goes on in spite of the error publishes nothing of the requests whose pages did not come: neither of those
+/// of the late call nor of those behind it, now or later.
+#[test]
+fn c9_what_follows_a_late_load_is_not_saved() {
+    let heads = [prompt(1, 4 * T), prompt(2, 4 * T)];
+    let pool = stocked(direct(), &heads[0]);
+    Rig::on(direct(), Arc::clone(&pool)).publish(1, &heads[1]);
+    let (mut rig, _) = rig_on(direct(), &pool, true);
+    for (id, kind) in [(7, 1), (8, 2)] {
+        assert_eq!(rig.admit(id, &prompt(kind, 6 * T)) as usize, 4 * T);
+    }
+    let chunks = [(7, T), (8, T)];
+    for pass in 0..2 {
+        let metadata = rig.build(&chunks);
+        rig.bind(&metadata);
+        if pass == 0 {
+            rig.clock.jump_after(BEFORE_PAGES);
+        }
+        assert_eq!(rig.start_load().unwrap_err().kind(), Kind::LoadFailed);
+        rig.stepper.run_all();
+        rig.clock.advance(LONG);
+        rig.forward(&chunks);
+        rig.wait_for_save();
+        rig.drain();
+        assert_eq!(rig.stored(), 8, "pass {pass}");
+    }
+    assert_eq!(rig.ranks[0].worker.take_failed_loads(), [0; 0]);
+}
+
 #[test]
 fn c9_a_late_load_under_tp_is_the_same() {
     let tokens = prompt(1, 4 * T + 1);

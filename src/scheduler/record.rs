@@ -113,7 +113,8 @@ pub(super) struct Record {
     /// Page per block, one list per layer group.
     pub pages: Vec<Vec<i32>>,
     pub retries: Vec<Retry>,
-    /// A save was emitted: pages may be in flight on some rank until it is reported.
+    /// A save was emitted, or a synchronous load for which the pool writes into the cache itself: pages may be in flight
+    /// on some rank until it is reported.
     pub ever_saved: bool,
 }
 

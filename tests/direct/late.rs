@@ -110,6 +110,35 @@ fn c9_a_load_that_failed_on_the_way_keeps_the_cache_for_ever() {
     }
 }
 
+/// An engine whose worker failed gives its requests up, and goes on without it.
+#[test]
+fn c9_a_request_whose_load_is_late_keeps_its_pages_when_it_is_given_up() {
+    for setup in [direct(), asynchronous()] {
+        let (mut rig, pages) = admitted(setup);
+        let chunks: &[(u64, usize)] = if rig.setup.async_load { &[] } else { &[(7, 1)] };
+        let metadata = rig.build(chunks);
+        rig.bind(&metadata);
+        if rig.setup.async_load {
+            rig.start_load().unwrap();
+            rig.stepper.step(0);
+            rig.clock.jump_after(BEFORE_PAGES);
+            rig.stepper.step(0);
+        } else {
+            rig.clock.jump_after(BEFORE_PAGES);
+            rig.start_load().unwrap_err();
+        }
+        assert!(rig.finish(7, FinishReason::Cancelled), "pinned");
+        assert_eq!(rig.poll_all(&[]).unwrap_err().kind(), Kind::LoadFailed);
+        assert_eq!(page(&rig, pages[0]), [0; 128], "nobody else's yet");
+    }
+    // Without a failure such a request is reported by the next poll.
+    let (mut rig, _) = admitted(direct());
+    rig.pass(&[(7, 1)]);
+    rig.check(7);
+    assert!(rig.finish(7, FinishReason::Ended));
+    assert_eq!(rig.poll(), [7]);
+}
+
 /// An engine that goes on in spite of the error publishes nothing of the requests whose pages did not come: neither of those
 /// of the late call nor of those behind it, now or later.
 #[test]

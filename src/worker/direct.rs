@@ -206,6 +206,10 @@ impl Direct {
             let Err(error) = self.store.unregister_within(range, left) else {
                 continue;
             };
+            if error.kind() == Kind::Closed {
+                // Ended with all that it had, or about to be by the call that leaves it last; none uses the range.
+                continue;
+            }
             refused.push(format!("{}: {error}", name(range)));
             kept.push(range);
             if error.kind() == Kind::Busy {

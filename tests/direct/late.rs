@@ -1,7 +1,7 @@
 //! Calls that are late, and those after which the pool may still use the pages of the cache.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvbridge::error::Kind;
 use kvbridge::scheduler::FinishReason;
@@ -358,4 +358,40 @@ fn case_40_unregistering_says_busy_while_a_call_has_the_cache() {
     let before = rig.ranks[0].cache.snapshot();
     rig.drain();
     assert_eq!(rig.ranks[0].cache.snapshot(), before);
+}
+
+/// A worker that was shut down meanwhile: the pool is closed by whoever leaves it last, and has nothing any more.
+#[test]
+fn c10_a_layout_can_be_unregistered_once_a_closed_pool_has_let_go() {
+    let setup = Setup {
+        stepped: false,
+        save_timeout_ms: 1,
+        kvbridge: r#""page_format": "raw", "load_timeout_ms": 1, "lookup_timeout_ms": 60000, "#,
+        ..direct()
+    };
+    let tokens = prompt(1, 4 * T + 1);
+    let pool = stocked(direct(), &tokens);
+    let (mut rig, _) = rig_on(setup, &pool, true);
+    rig.admit(7, &tokens);
+    let (rule, go, came) = stopped(Call::Get);
+    rig.script(vec![rule]);
+    let metadata = rig.build(&[(7, 1)]);
+    rig.bind(&metadata);
+    assert_eq!(rig.start_load().unwrap_err().kind(), Kind::LoadFailed);
+    came.recv().unwrap();
+    let worker = &mut rig.ranks[0].worker;
+    assert_eq!(
+        worker.shutdown(Duration::ZERO).unwrap_err().kind(),
+        Kind::Busy
+    );
+    let error = worker.unregister_layout().unwrap_err();
+    assert_eq!(error.kind(), Kind::Busy);
+    assert!(error.message().contains("1 calls of the pool"), "{error}");
+    drop(go);
+    let began = Instant::now();
+    while let Err(error) = worker.unregister_layout() {
+        assert_eq!(error.kind(), Kind::Busy);
+        assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+    }
+    worker.shutdown(Duration::ZERO).unwrap();
 }

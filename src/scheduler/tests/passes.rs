@@ -101,8 +101,8 @@ fn b4_a_lookahead_leaves_generated_tokens_unpublished() {
 #[test]
 fn a_token_that_the_scheme_cannot_hash_is_refused_also_where_none_is_hashed() {
     let drafter = Engine {
-        drafter: Drafter::MtpVanilla,
-        max_draft_len: Some(3),
+        // A lookahead of one token, so that block 0 of the prompt is saved as without one.
+        drafter: Drafter::Eagle3,
         serving: Serving::Context,
         ..engine()
     };
@@ -111,6 +111,7 @@ fn a_token_that_the_scheme_cannot_hash_is_refused_also_where_none_is_hashed() {
         let prompt = tokens(5);
         bench.admit(1, &prompt, 0);
         let first = bench.build(&[step(1, &prompt, 0, 5)]);
+        assert_eq!(saves(&first), [0]);
         bench.submitted(&first);
         bench.build(&[]);
         let page = GroupPages {

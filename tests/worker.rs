@@ -12,8 +12,11 @@ mod rig;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use kvbridge::device::{Device, Direction, Event, HostDevice, StagingMemory, Stream, Transfer};
+use kvbridge::device::{
+    Device, Direction, Event, HostDevice, Pending, StagingMemory, Stream, Transfer,
+};
 use kvbridge::error::{Error, Kind, Result};
 use kvbridge::keys::{Scheme, Scope, Tokens, hash_blocks};
 use kvbridge::layout::Part;
@@ -248,6 +251,23 @@ struct Sick {
     scatter: AtomicBool,
     record: AtomicBool,
     wait: AtomicBool,
+    /// An event takes its time to go, and says here when it has.
+    slow_events: Option<Arc<AtomicBool>>,
+}
+
+struct SlowToGo(Arc<AtomicBool>);
+
+impl Pending for SlowToGo {
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for SlowToGo {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(200));
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 impl Sick {
@@ -265,7 +285,10 @@ impl Device for Sick {
     }
     fn record(&self, stream: Stream) -> Result<Event> {
         self.check(&self.record)?;
-        HostDevice.record(stream)
+        match &self.slow_events {
+            Some(gone) => Ok(Event::pending(Box::new(SlowToGo(Arc::clone(gone))))),
+            None => HostDevice.record(stream),
+        }
     }
     fn wait(&self, event: &Event) -> Result<()> {
         self.check(&self.wait)?;
@@ -290,8 +313,12 @@ impl Device for Sick {
 }
 
 fn sick_rig() -> (Rig, Arc<Sick>) {
-    let mut rig = Rig::new(Setup::default());
-    let sick = Arc::new(Sick::default());
+    sick_rig_with(Setup::default(), Sick::default())
+}
+
+fn sick_rig_with(setup: Setup, sick: Sick) -> (Rig, Arc<Sick>) {
+    let mut rig = Rig::new(setup);
+    let sick = Arc::new(sick);
     let rank = &mut rig.ranks[0];
     rank.worker.unregister_layout().unwrap();
     rank.worker
@@ -332,6 +359,29 @@ fn a_device_that_fails_during_a_save_costs_that_save() {
         rig.finish(1, FinishReason::Ended);
         assert_eq!(rig.poll(), [1]);
     }
+}
+
+/// The engine may end its context as soon as the layout is unregistered: what a save held of it has to be gone by then, also
+/// where the save was counted as done before.
+#[test]
+fn c10_nothing_of_the_device_is_left_when_a_layout_is_unregistered() {
+    let gone = Arc::new(AtomicBool::new(false));
+    let setup = Setup {
+        stepped: false,
+        ..Setup::default()
+    };
+    let sick = Sick {
+        slow_events: Some(Arc::clone(&gone)),
+        ..Sick::default()
+    };
+    let (mut rig, sick) = sick_rig_with(setup, sick);
+    let tokens = prompt(1, 4 * T);
+    rig.admit(1, &tokens);
+    rig.pass(&[(1, 4 * T)]);
+    rig.drain();
+    rig.ranks[0].worker.unregister_layout().unwrap();
+    assert!(gone.load(Ordering::SeqCst), "the event");
+    assert_eq!(Arc::strong_count(&sick), 1, "the device");
 }
 
 #[test]

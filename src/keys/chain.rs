@@ -115,6 +115,11 @@ impl Chain {
         done
     }
 
+    /// Whether these are tokens that [`extend`](Self::extend) takes.
+    pub fn can_hash(&self, tokens: Tokens<'_>) -> bool {
+        self.scheme != Scheme::Kvb1 || kvb1::check(tokens).is_ok()
+    }
+
     /// Takes back the `count` tokens that [`extend_open`](Self::extend_open) appended last.
     pub fn retract_open(&mut self, count: usize) {
         self.filled = self.filled.saturating_sub(count as u32);

@@ -176,6 +176,15 @@ impl Lane {
         }
     }
 
+    /// Items that are not dropped yet, those among them that a thread is running. On a stepped lane, where none is
+    /// dropped behind anybody's back, [`queued`](Self::queued).
+    pub fn unfinished(&self) -> usize {
+        match &self.runner {
+            Runner::Threads(_) => self.shared.unfinished(),
+            Runner::Stepped(stepper) => stepper.count(&self.shared),
+        }
+    }
+
     /// Waits until `predicate` holds; what it answered last. It is asked at the start and after
     /// each step of an item of this lane, without any lock held.
     ///

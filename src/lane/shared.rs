@@ -21,6 +21,8 @@ pub(super) struct Shared {
 
 struct State {
     queue: VecDeque<Box<dyn Item>>,
+    /// Items that threads have taken and not dropped.
+    taken: usize,
     closed: bool,
     /// A deadline of `close` has passed: running items are abandoned at their next step.
     expired: bool,
@@ -57,6 +59,7 @@ impl Shared {
             threads,
             state: Mutex::new(State {
                 queue: VecDeque::new(),
+                taken: 0,
                 closed: false,
                 expired: false,
                 progress: 0,
@@ -131,6 +134,11 @@ impl Shared {
         self.state.lock().queue.len()
     }
 
+    pub(super) fn unfinished(&self) -> usize {
+        let state = self.state.lock();
+        state.queue.len() + state.taken
+    }
+
     pub(super) fn take_panic(&self) -> Option<String> {
         self.state.lock().panic.take()
     }
@@ -153,6 +161,7 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             if let Some(item) = state.queue.pop_front() {
+                state.taken += 1;
                 return Some(item);
             }
             if state.closed {
@@ -179,7 +188,13 @@ impl Shared {
                 None
             }
         };
-        self.progress(&mut self.state.lock());
+        let mut state = self.state.lock();
+        if rest.is_none() {
+            // A stepper's items were not taken from here.
+            state.taken = state.taken.saturating_sub(1);
+        }
+        self.progress(&mut state);
+        drop(state);
         rest
     }
 

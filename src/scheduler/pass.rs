@@ -230,6 +230,8 @@ impl Scheduler {
                     blocks,
                 );
                 emitted_load = true;
+                // On some rank the pool may still write when the load has failed there.
+                record.ever_saved |= self.terms.direct;
             } else {
                 record.load = None;
             }

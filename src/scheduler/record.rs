@@ -113,7 +113,8 @@ pub(super) struct Record {
     /// Page per block, one list per layer group.
     pub pages: Vec<Vec<i32>>,
     pub retries: Vec<Retry>,
-    /// A save was emitted: pages may be in flight on some rank until it is reported.
+    /// A save was emitted, or a synchronous load for which the pool writes into the cache itself: pages may be in flight
+    /// on some rank until it is reported.
     pub ever_saved: bool,
 }
 
@@ -171,7 +172,11 @@ impl Record {
             && (count == 0 || position >= self.prompt_tokens)
             && computed < (u64::from(self.confirmed) + 1) * plain.block_tokens
             && !plant::is(Bug::PagesCount);
-        if !is_plain || (plain.hashes && !self.chain.extend_open(step.new_tokens)) {
+        let takes = |chain: &mut Chain| match plain.hashes {
+            true => chain.extend_open(step.new_tokens),
+            false => chain.can_hash(step.new_tokens),
+        };
+        if !is_plain || !takes(&mut self.chain) {
             return false;
         }
         self.tokens = known;

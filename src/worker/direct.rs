@@ -44,7 +44,13 @@ pub(super) struct Direct {
 
 /// The pages of one call of the pool.
 pub(super) struct Loan {
+    // Goes first: once the loan is known to have ended, its share of the device has, too.
     pages: LentPages,
+    _held: Held,
+}
+
+/// What ends with a loan.
+struct Held {
     direction: Direction,
     /// Each once.
     lives: Vec<Life>,
@@ -55,7 +61,7 @@ pub(super) struct Loan {
 
 impl Direct {
     /// Registers the cache's memory with the pool. On an error nothing of it is registered, unless it is `Busy`: then the pool
-    /// has not answered, and the memory has to be kept.
+    /// has not answered or not given back what it took, and the memory has to be kept.
     ///
     /// Errors: `PoolRefused`, a page has more pieces than the pool takes; what the device says of its memory;
     /// `PoolFailed`, the pool refuses ranges: each is named.
@@ -116,16 +122,18 @@ impl Direct {
         if refused.is_empty() {
             return Ok(());
         }
-        if let Err(error) = self.take_back(PATIENCE_AFTER_REFUSAL) {
-            tracing::error!("{error}");
-        }
-        let text = format!(
+        let mut text = format!(
             "stage_through_host = false: the pool refuses {} of the cache's {} ranges: {}; {}",
             refused.len(),
             self.ranges.list().len(),
             named(&refused),
             self.reasons(first.unwrap_or(0))
         );
+        if let Err(error) = self.take_back(PATIENCE_AFTER_REFUSAL) {
+            // What says that the memory has to be kept.
+            kind = error.kind();
+            text += &format!("; {error}");
+        }
         Err(Error::new(kind, text))
     }
 
@@ -169,13 +177,13 @@ impl Direct {
             .for_each(|&life| finished.hold(direction, life));
         drop(finished);
         self.loans.fetch_add(1, Ordering::AcqRel);
-        Ok(Loan {
-            pages,
+        let held = Held {
             direction,
             lives,
             shared: Arc::downgrade(shared),
             loans: Arc::clone(&self.loans),
-        })
+        };
+        Ok(Loan { pages, _held: held })
     }
 
     /// Waits until the pool uses no page any more, at most `patience`; how many calls still may.
@@ -198,6 +206,10 @@ impl Direct {
             let Err(error) = self.store.unregister_within(range, left) else {
                 continue;
             };
+            if error.kind() == Kind::Closed {
+                // Ended with all that it had, or about to be by the call that leaves it last; none uses the range.
+                continue;
+            }
             refused.push(format!("{}: {error}", name(range)));
             kept.push(range);
             if error.kind() == Kind::Busy {
@@ -249,7 +261,7 @@ impl Buffers for Loan {
     fn come_home(self) {}
 }
 
-impl Drop for Loan {
+impl Drop for Held {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             let mut finished = shared.finished.lock();

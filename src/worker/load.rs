@@ -88,6 +88,12 @@ impl Worker {
         shared.timers.lap(Phase::Sync, began);
         let skip = |run: &Run| self.is_dropped(run);
         while batch.collect(shared, mover, from, &mut cursor, tally, skip) {
+            if let Some(why) = &tally.kept {
+                // The requests behind that call: their pages do not come, either.
+                let why = why.clone();
+                batch.lose_all(tally, &why);
+                continue;
+            }
             match &waited {
                 Ok(()) if shared.terms.role.reads() => {}
                 Ok(()) => {
@@ -103,9 +109,6 @@ impl Worker {
             let ended = shared.ended.lock().clone();
             let is_over = |life: Life| ended.contains(&life);
             batch.get_direct(shared, mover, direct, tally, is_over);
-            if tally.kept.is_some() {
-                break;
-            }
         }
     }
 
@@ -157,6 +160,10 @@ impl Worker {
         let Some(text) = tally.settle(&self.shared) else {
             return Ok(());
         };
+        // So that nothing is published of what is computed behind a page that did not come.
+        self.shared.report(source, |report| {
+            report.failed_loads.extend_from_slice(&tally.lost)
+        });
         if let Some(error) = tally.kept_error() {
             self.shared.keep_load_error(&error);
             if let Some(bound) = &mut self.bound {
@@ -165,9 +172,6 @@ impl Worker {
             }
             return Err(error);
         }
-        self.shared.report(source, |report| {
-            report.failed_loads.extend_from_slice(&tally.lost)
-        });
         for lost in &tally.lost {
             self.give_up((lost.request_id, lost.generation));
         }

@@ -332,7 +332,9 @@ impl Worker {
     /// again tries them again. `BadState` without a layout.
     pub fn unregister_layout(&mut self) -> Result<()> {
         let patience = self.save_timeout.max(guarded::LEAST_PATIENCE);
+        let for_loans = self.load_timeout.max(self.save_timeout);
         if let Some(mover) = &self.leaving {
+            no_loans(mover, for_loans)?;
             mover.close(patience)?;
             self.leaving = None;
             return Ok(());
@@ -347,9 +349,10 @@ impl Worker {
             self.mover = None;
             return Ok(());
         }
+        // An item counts as ended before it is gone, and with it what it holds of the device.
         if let Some(loads) = &self.loads
             && !loads.wait_until(Some(self.load_timeout), || {
-                shared.parked.lock().running() == 0
+                shared.parked.lock().running() == 0 && loads.unfinished() == 0
             })
         {
             bail!(
@@ -360,7 +363,7 @@ impl Worker {
         }
         if let Some(saves) = &self.saves
             && !saves.wait_until(Some(self.save_timeout), || {
-                shared.finished.lock().in_flight() == 0
+                shared.finished.lock().in_flight() == 0 && saves.unfinished() == 0
             })
         {
             bail!(
@@ -369,13 +372,7 @@ impl Worker {
                 self.save_timeout.as_millis()
             );
         }
-        let loans = mover.wait_for_loans(self.load_timeout.max(self.save_timeout));
-        if loans > 0 {
-            bail!(
-                Busy,
-                "unregister_layout: {loans} calls of the pool may still use pages of the cache"
-            );
-        }
+        no_loans(&mover, for_loans)?;
         *self.shared.plan.write() = None;
         if let Some(bound) = &mut self.bound {
             bound.saves_taken = true;
@@ -386,6 +383,17 @@ impl Worker {
         mover
             .close(patience)
             .inspect_err(|_| self.leaving = Some(Arc::clone(&mover)))
+    }
+}
+
+/// Waits until the pool uses no page of the cache itself; `Busy` if it may after `patience`.
+fn no_loans(mover: &Mover, patience: Duration) -> Result<()> {
+    match mover.wait_for_loans(patience) {
+        0 => Ok(()),
+        loans => bail!(
+            Busy,
+            "unregister_layout: {loans} calls of the pool may still use pages of the cache"
+        ),
     }
 }
 

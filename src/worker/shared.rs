@@ -344,7 +344,7 @@ impl Shared {
         }
         if self.finished.lock().is_held(life) {
             tracing::error!(
-                "request {}: its pages were given back before it was reported, and the pool still reads them: what it stores of them may be wrong",
+                "request {}: its pages were given back before it was reported, and the pool may still use them: what it stores of them, or what the cache holds there, may be wrong",
                 life.0
             );
         }

@@ -1,7 +1,7 @@
 //! Calls that are late, and those after which the pool may still use the pages of the cache.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvbridge::error::Kind;
 use kvbridge::scheduler::FinishReason;
@@ -108,6 +108,64 @@ fn c9_a_load_that_failed_on_the_way_keeps_the_cache_for_ever() {
             }
         }
     }
+}
+
+/// An engine whose worker failed gives its requests up, and goes on without it.
+#[test]
+fn c9_a_request_whose_load_is_late_keeps_its_pages_when_it_is_given_up() {
+    for setup in [direct(), asynchronous()] {
+        let (mut rig, pages) = admitted(setup);
+        let chunks: &[(u64, usize)] = if rig.setup.async_load { &[] } else { &[(7, 1)] };
+        let metadata = rig.build(chunks);
+        rig.bind(&metadata);
+        if rig.setup.async_load {
+            rig.start_load().unwrap();
+            rig.stepper.step(0);
+            rig.clock.jump_after(BEFORE_PAGES);
+            rig.stepper.step(0);
+        } else {
+            rig.clock.jump_after(BEFORE_PAGES);
+            rig.start_load().unwrap_err();
+        }
+        assert!(rig.finish(7, FinishReason::Cancelled), "pinned");
+        assert_eq!(rig.poll_all(&[]).unwrap_err().kind(), Kind::LoadFailed);
+        assert_eq!(page(&rig, pages[0]), [0; 128], "nobody else's yet");
+    }
+    // Without a failure such a request is reported by the next poll.
+    let (mut rig, _) = admitted(direct());
+    rig.pass(&[(7, 1)]);
+    rig.check(7);
+    assert!(rig.finish(7, FinishReason::Ended));
+    assert_eq!(rig.poll(), [7]);
+}
+
+/// An engine that goes on in spite of the error publishes nothing of the requests whose pages did not come: neither of those
+/// of the late call nor of those behind it, now or later.
+#[test]
+fn c9_what_follows_a_late_load_is_not_saved() {
+    let heads = [prompt(1, 4 * T), prompt(2, 4 * T)];
+    let pool = stocked(direct(), &heads[0]);
+    Rig::on(direct(), Arc::clone(&pool)).publish(1, &heads[1]);
+    let (mut rig, _) = rig_on(direct(), &pool, true);
+    for (id, kind) in [(7, 1), (8, 2)] {
+        assert_eq!(rig.admit(id, &prompt(kind, 6 * T)) as usize, 4 * T);
+    }
+    let chunks = [(7, T), (8, T)];
+    for pass in 0..2 {
+        let metadata = rig.build(&chunks);
+        rig.bind(&metadata);
+        if pass == 0 {
+            rig.clock.jump_after(BEFORE_PAGES);
+        }
+        assert_eq!(rig.start_load().unwrap_err().kind(), Kind::LoadFailed);
+        rig.stepper.run_all();
+        rig.clock.advance(LONG);
+        rig.forward(&chunks);
+        rig.wait_for_save();
+        rig.drain();
+        assert_eq!(rig.stored(), 8, "pass {pass}");
+    }
+    assert_eq!(rig.ranks[0].worker.take_failed_loads(), [0; 0]);
 }
 
 #[test]
@@ -300,4 +358,40 @@ fn case_40_unregistering_says_busy_while_a_call_has_the_cache() {
     let before = rig.ranks[0].cache.snapshot();
     rig.drain();
     assert_eq!(rig.ranks[0].cache.snapshot(), before);
+}
+
+/// A worker that was shut down meanwhile: the pool is closed by whoever leaves it last, and has nothing any more.
+#[test]
+fn c10_a_layout_can_be_unregistered_once_a_closed_pool_has_let_go() {
+    let setup = Setup {
+        stepped: false,
+        save_timeout_ms: 1,
+        kvbridge: r#""page_format": "raw", "load_timeout_ms": 1, "lookup_timeout_ms": 60000, "#,
+        ..direct()
+    };
+    let tokens = prompt(1, 4 * T + 1);
+    let pool = stocked(direct(), &tokens);
+    let (mut rig, _) = rig_on(setup, &pool, true);
+    rig.admit(7, &tokens);
+    let (rule, go, came) = stopped(Call::Get);
+    rig.script(vec![rule]);
+    let metadata = rig.build(&[(7, 1)]);
+    rig.bind(&metadata);
+    assert_eq!(rig.start_load().unwrap_err().kind(), Kind::LoadFailed);
+    came.recv().unwrap();
+    let worker = &mut rig.ranks[0].worker;
+    assert_eq!(
+        worker.shutdown(Duration::ZERO).unwrap_err().kind(),
+        Kind::Busy
+    );
+    let error = worker.unregister_layout().unwrap_err();
+    assert_eq!(error.kind(), Kind::Busy);
+    assert!(error.message().contains("1 calls of the pool"), "{error}");
+    drop(go);
+    let began = Instant::now();
+    while let Err(error) = worker.unregister_layout() {
+        assert_eq!(error.kind(), Kind::Busy);
+        assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+    }
+    worker.shutdown(Duration::ZERO).unwrap();
 }

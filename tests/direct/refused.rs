@@ -105,6 +105,30 @@ fn c9_refused_ranges_are_named_with_what_speaks_against_them() {
     assert!(text.contains(" and 24 more; "), "{text}");
 }
 
+/// What was registered before the refusal and is not given back must be kept, and the error's kind is what says so.
+#[test]
+fn c9_ranges_that_stay_registered_after_a_refusal_are_busy() {
+    let setup = Setup {
+        mapping: 4096,
+        ..direct()
+    };
+    let store = Strict::new(pool(1 << 20));
+    store.refuse(&[3]);
+    store.keep(1);
+    let Err(error) = register(&setup, Arc::clone(&store) as _) else {
+        panic!("accepted");
+    };
+    assert_eq!(store.registered().len(), 1);
+    assert_eq!(error.kind(), Kind::Busy, "{error}");
+    for part in [
+        "no more regions",
+        "does not give back 1 ranges",
+        "still in use",
+    ] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}
+
 #[test]
 fn c10_memory_that_the_pool_does_not_give_back_is_busy_and_tried_again() {
     let setup = Setup {

@@ -97,6 +97,39 @@ fn b4_a_lookahead_leaves_generated_tokens_unpublished() {
     });
 }
 
+/// Whether a step is taken at once or not, it is refused for the same reasons: here one enters a page and the other none.
+#[test]
+fn a_token_that_the_scheme_cannot_hash_is_refused_also_where_none_is_hashed() {
+    let drafter = Engine {
+        // A lookahead of one token, so that block 0 of the prompt is saved as without one.
+        drafter: Drafter::Eagle3,
+        serving: Serving::Context,
+        ..engine()
+    };
+    for engine in [engine(), drafter] {
+        let mut bench = bench_with("both", &engine, 1);
+        let prompt = tokens(5);
+        bench.admit(1, &prompt, 0);
+        let first = bench.build(&[step(1, &prompt, 0, 5)]);
+        assert_eq!(saves(&first), [0]);
+        bench.submitted(&first);
+        bench.build(&[]);
+        let page = GroupPages {
+            first_block: 2,
+            ..pages(0, &[7])
+        };
+        for pages in [&[][..], &[page]] {
+            bench.refuses(Kind::InvalidArgument, |scheduler| {
+                scheduler.build(&[Step {
+                    new_tokens: Tokens::I64(&[1 << 40]),
+                    pages,
+                    ..step(1, &[], 5, 1)
+                }])
+            });
+        }
+    }
+}
+
 #[test]
 fn b9_blocks_without_a_page_in_one_group_are_skipped_in_all() {
     let mut bench = bench_with("both", &engine(), 2);

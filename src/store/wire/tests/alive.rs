@@ -76,8 +76,9 @@ fn it_is_lent_again_when_the_master_asks_and_taken_back_at_the_end() {
                 line.say(number, NEW, &done);
                 heard.send("task").unwrap();
             } else if request.function == Unmount::function_id() {
-                line.say(number, NEW, &done);
+                // Before the answer, behind which the test looks at what was heard.
                 heard.send("unmount").unwrap();
+                line.say(number, NEW, &done);
             }
         }
     });

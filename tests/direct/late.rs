@@ -10,6 +10,7 @@ use kvbridge::store::faulty::{Action, Call, Rule, Which};
 use parking_lot::Mutex;
 
 use crate::rig::{LONG, Rig, Setup, T, content, pool, prompt, rule};
+use crate::strict::Strict;
 use crate::{OWN, asynchronous, direct, rig_on, stocked};
 
 /// Questions to the clock before a get or put of pages is begun and not made.
@@ -327,13 +328,13 @@ fn c9_a_reset_waits_for_the_call_that_reads_its_pages() {
     rig.check(8);
 }
 
-/// Case 40 with threads: a layout goes while the pool writes into its pages.
-#[test]
-fn case_40_unregistering_says_busy_while_a_call_has_the_cache() {
+/// A worker with threads, and a late load that has the cache until the sender is dropped.
+fn with_a_late_load() -> (Rig, Arc<Strict>, mpsc::Sender<()>) {
     let setup = Setup {
         stepped: false,
         save_timeout_ms: 1,
-        kvbridge: r#""page_format": "raw", "load_timeout_ms": 1, "lookup_timeout_ms": 60000, "#,
+        // Time for the call to begin on a busy machine: one that has not is taken back and never late.
+        kvbridge: r#""page_format": "raw", "load_timeout_ms": 2000, "lookup_timeout_ms": 60000, "#,
         ..direct()
     };
     let tokens = prompt(1, 4 * T + 1);
@@ -346,6 +347,13 @@ fn case_40_unregistering_says_busy_while_a_call_has_the_cache() {
     rig.bind(&metadata);
     assert_eq!(rig.start_load().unwrap_err().kind(), Kind::LoadFailed);
     came.recv().unwrap();
+    (rig, strict, go)
+}
+
+/// Case 40 with threads: a layout goes while the pool writes into its pages.
+#[test]
+fn case_40_unregistering_says_busy_while_a_call_has_the_cache() {
+    let (mut rig, strict, go) = with_a_late_load();
     let error = rig.ranks[0].worker.unregister_layout().unwrap_err();
     assert_eq!(error.kind(), Kind::Busy);
     assert!(!strict.registered().is_empty());
@@ -363,22 +371,7 @@ fn case_40_unregistering_says_busy_while_a_call_has_the_cache() {
 /// A worker that was shut down meanwhile: the pool is closed by whoever leaves it last, and has nothing any more.
 #[test]
 fn c10_a_layout_can_be_unregistered_once_a_closed_pool_has_let_go() {
-    let setup = Setup {
-        stepped: false,
-        save_timeout_ms: 1,
-        kvbridge: r#""page_format": "raw", "load_timeout_ms": 1, "lookup_timeout_ms": 60000, "#,
-        ..direct()
-    };
-    let tokens = prompt(1, 4 * T + 1);
-    let pool = stocked(direct(), &tokens);
-    let (mut rig, _) = rig_on(setup, &pool, true);
-    rig.admit(7, &tokens);
-    let (rule, go, came) = stopped(Call::Get);
-    rig.script(vec![rule]);
-    let metadata = rig.build(&[(7, 1)]);
-    rig.bind(&metadata);
-    assert_eq!(rig.start_load().unwrap_err().kind(), Kind::LoadFailed);
-    came.recv().unwrap();
+    let (mut rig, _, go) = with_a_late_load();
     let worker = &mut rig.ranks[0].worker;
     assert_eq!(
         worker.shutdown(Duration::ZERO).unwrap_err().kind(),

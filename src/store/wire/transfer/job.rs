@@ -127,17 +127,13 @@ impl Job for ReadJob<'_, '_> {
             if slices.len() >= most {
                 return;
             }
-            let size = piece.size();
-            if done >= size {
-                done -= size;
+            let Some(from) = begin(&mut done, piece.size()) else {
                 continue;
-            }
+            };
             let Some(bytes) = piece.bytes_mut() else {
                 return;
             };
-            let from = usize::try_from(done).unwrap_or(usize::MAX);
             slices.extend(bytes.get_mut(from..).map(IoSliceMut::new));
-            done = 0;
         }
     }
 
@@ -181,17 +177,13 @@ impl Job for WriteJob<'_> {
             if slices.len() >= most {
                 return;
             }
-            let size = piece.size();
-            if done >= size {
-                done -= size;
+            let Some(from) = begin(&mut done, piece.size()) else {
                 continue;
-            }
+            };
             let Some(bytes) = piece.bytes() else {
                 return;
             };
-            let from = usize::try_from(done).unwrap_or(usize::MAX);
             slices.extend(bytes.get(from..).map(IoSlice::new));
-            done = 0;
         }
     }
 
@@ -209,6 +201,16 @@ impl Job for WriteJob<'_> {
     fn was_sent(&mut self) {
         self.may_still_arrive = true;
     }
+}
+
+/// Where in a piece of this size the bytes that are not done begin, `None` behind it; what is done of the pieces after it is
+/// left in `done`.
+fn begin(done: &mut u64, size: u64) -> Option<usize> {
+    if *done >= size {
+        *done -= size;
+        return None;
+    }
+    Some(usize::try_from(std::mem::take(done)).unwrap_or(usize::MAX))
 }
 
 fn check(address: u64, size: u64, mut pieces: impl Iterator<Item = u64>) -> Result<(), i32> {

@@ -91,7 +91,7 @@ TEST(CudaDirect, AFlushThatFailsCostsThePages) {
   serve(server, gpu, 1, 10);
   ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
   server.worker.bind(server.build(2, kPrompt, 3 * T));
-  stand_in_fail("cuFlushGPUDirectRDMAWrites", 0, 719);
+  stand_in_fail("cuFlushGPUDirectRDMAWrites", 0, 999);
   server.worker.start_load(gpu.stream);
   EXPECT_EQ(failed(server), std::vector<uint64_t>{2});
   stand_in_reset();
@@ -100,7 +100,7 @@ TEST(CudaDirect, AFlushThatFailsCostsThePages) {
   server.worker.get_finished({});
   gpu.compute(slots(4, 20), 90);
   ok(cuStreamSynchronize(gpu.stream));
-  stand_in_fail("cuEventRecord", 0, 719);
+  stand_in_fail("cuEventRecord", 0, 999);
   ASSERT_EQ(server.admit(4, kPrompt, slots(4, 20)), 3 * T);
   server.worker.bind(server.build(4, kPrompt, 3 * T));
   server.worker.start_load(gpu.stream);

@@ -205,7 +205,7 @@ TEST(Cuda, AFenceThatFailsIsAnErrorOfEveryLaterCall) {
     kvb_fence fence{};
     fence.kind = KVB_FENCE_CUDA_EVENT;
     fence.event = reinterpret_cast<uintptr_t>(event);
-    stand_in_fail("cuEventSynchronize", 0, 719);
+    stand_in_fail("cuEventSynchronize", 0, 999);
     server.worker.bind(server.scheduler.build({}), &fence);
     kvb::Worker::Finished out;
     const uint64_t id = 2;
@@ -213,7 +213,7 @@ TEST(Cuda, AFenceThatFailsIsAnErrorOfEveryLaterCall) {
       std::this_thread::yield();
     stand_in_reset();
     for (int i = 0; i < 2; ++i)
-      expect_error(KVB_DEVICE_FAILED, "cuEventSynchronize: CUDA_ERROR_LAUNCH_FAILED (719)",
+      expect_error(KVB_DEVICE_FAILED, "cuEventSynchronize: CUDA_ERROR_UNKNOWN (999)",
                    [&] { server.worker.get_finished({}); });
     EXPECT_EQ(gpu.value(20), 90);
     server.worker.shutdown(10000);
@@ -234,7 +234,7 @@ TEST(Cuda, ADeviceThatFailsCostsPagesAndNothingElse) {
   Gpu gpu;
   {
     Server server(json("cuda-sick"), gpu.pool);
-    stand_in_fail("cuMemcpyBatchAsync_v2", 0, 719);
+    stand_in_fail("cuMemcpyBatchAsync_v2", 0, 999);
     serve(server, gpu, 1, 10);
     EXPECT_EQ(server.stored(kPrompt), 0u);
     EXPECT_EQ(server.worker.stats().failed_save_pages, 3u);
@@ -255,8 +255,8 @@ TEST(Cuda, ADeviceThatFailsCostsPagesAndNothingElse) {
     server.admit(4, counted(2 * T + 1, 500), slots(3, 30));
     server.worker.bind(server.build(4, counted(2 * T + 1, 500), 0));
     server.worker.start_load(gpu.stream);
-    stand_in_fail("cuEventRecord", 0, 719);
-    expect_error(KVB_DEVICE_FAILED, "cuEventRecord: CUDA_ERROR_LAUNCH_FAILED (719)",
+    stand_in_fail("cuEventRecord", 0, 999);
+    expect_error(KVB_DEVICE_FAILED, "cuEventRecord: CUDA_ERROR_UNKNOWN (999)",
                  [&] { server.worker.wait_for_save(gpu.stream); });
     EXPECT_EQ(current(), gpu.context);
     stand_in_reset();

@@ -42,6 +42,8 @@ pub enum Kind {
     NoMemory,
     /// A thread could not be started.
     NoThread,
+    /// The device will not work again in this process.
+    DeviceLost,
     /// The configuration is wrong.
     ConfigInvalid,
     /// The configuration file cannot be read.

@@ -26,6 +26,14 @@ inline const std::set<std::string> kUnsafe = {"cuEventSynchronize",  "cuStreamSy
                                               "cuCtxSynchronize",    "cuMemHostRegister_v2",
                                               "cuMemHostUnregister", "cuMemAlloc_v2"};
 
+/* What does not ask for the context's work, and what gives back: strict drivers refuse the latter
+ * with a lost context too; here it goes through, so that what is not given back is seen. */
+inline const std::set<std::string> kSparedByLoss = {
+    "cuInit",          "cuDriverGetVersion",  "cuCtxGetCurrent",
+    "cuCtxSetCurrent", "cuCtxGetDevice",      "cuThreadExchangeStreamCaptureMode",
+    "cuMemFree_v2",    "cuStreamDestroy_v2",  "cuEventDestroy_v2",
+    "cuModuleUnload",  "cuMemHostUnregister", "cuDeviceGetAttribute"};
+
 inline thread_local CUcontext t_current = nullptr;
 /* Its address stands for the thread. */
 inline thread_local char t_thread = 0;
@@ -54,12 +62,27 @@ struct Call {
       answer = kNotInitialized;
       return;
     }
+    if ((answer = loss(function)) != 0) {
+      all.failed = function;
+      return;
+    }
     if (all.skipped.count(function) != 0) return;
     if (t_capture_mode != 2 && kUnsafe.count(function) != 0 && spoil_captures()) {
       answer = kCaptured;
       return;
     }
     runs = true;
+  }
+  /* What a lost context answers, or one that is lost with this call. */
+  static CUresult loss(const char* function) {
+    auto& all = state();
+    if (all.contexts.count(t_current) == 0 || kSparedByLoss.count(function) != 0) return 0;
+    if (all.loss != 0 && t_current->lost == 0 && --all.until_loss <= 0) {
+      t_current->lost = all.loss;
+      all.loss = 0;
+      all.changed.notify_all();
+    }
+    return t_current->lost;
   }
   /* Whether there are any. */
   static bool spoil_captures() {

@@ -80,6 +80,12 @@ void stand_in_fail(const char* function, long nth, int code) {
   state().failure = {function, nth, code, 0};
 }
 
+void stand_in_lose(long nth, int code) {
+  Lock lock(state().mutex);
+  state().until_loss = nth;
+  state().loss = code;
+}
+
 void stand_in_skip(const char* function, int on) {
   Lock lock(state().mutex);
   if (on != 0) {
@@ -102,6 +108,7 @@ long stand_in_calls(const char* function) {
 void stand_in_reset() {
   Lock lock(state().mutex);
   state().failure = {};
+  state().loss = 0;
   state().failed = "";
   state().skipped.clear();
   state().calls.clear();

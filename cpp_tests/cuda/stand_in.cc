@@ -58,6 +58,15 @@ CUresult allocate(CUdeviceptr* start, size_t size, size_t mapping) {
   return 0;
 }
 
+/* Until the work is past, or the current context lost. */
+CUresult wait_in_context(Call& call, const char* function, const stand_in::Mark& mark) {
+  auto is_lost = [context = t_current] {
+    return !stand_in::t_is_exempt && state().contexts.count(context) != 0 && context->lost != 0;
+  };
+  stand_in::wait(call.lock, function, [&] { return mark.is_past() || is_lost(); });
+  return is_lost() ? t_current->lost : 0;
+}
+
 /* Queues a copy. Its memory is of the stream's device, or registered memory of the host: stricter
  * than the driver, which takes any. */
 CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
@@ -172,8 +181,7 @@ CUresult cuCtxSynchronize() {
   for (auto stream : state().streams)
     if (stream->context == t_current) all.add(stream->queue->progress);
   if (t_current->legacy != nullptr) all.add(t_current->legacy->queue->progress);
-  stand_in::wait(call.lock, __func__, [&] { return all.is_past(); });
-  return 0;
+  return wait_in_context(call, __func__, all);
 }
 
 /* ---- streams and events ---- */
@@ -204,8 +212,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   FIND_STREAM(handle);
   Mark end;
   end.add(stream->queue->progress);
-  stand_in::wait(call.lock, __func__, [&] { return end.is_past(); });
-  return 0;
+  return wait_in_context(call, __func__, end);
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, int* status) {
@@ -266,8 +273,7 @@ CUresult cuEventSynchronize(CUevent event) {
   ENTER();
   if (CUresult wrong = find_event(event)) return wrong;
   Mark recorded = event->recorded;
-  stand_in::wait(call.lock, __func__, [&] { return recorded.is_past(); });
-  return 0;
+  return wait_in_context(call, __func__, recorded);
 }
 
 /* ---- memory ---- */

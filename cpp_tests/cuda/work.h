@@ -89,6 +89,10 @@ struct State {
   std::set<std::string> skipped;
   Failure failure;
   const char* failed = "";
+  /* Counts down the calls that are left of a context that is to be lost; the code it is lost with.
+   */
+  long until_loss = 0;
+  int loss = 0;
   long copies = 0;
   std::set<CUcontext> contexts;
   std::set<CUstream> streams;
@@ -182,6 +186,8 @@ inline void serve(const std::shared_ptr<Queue>& queue) {
 struct CUctx_st {
   int device;
   CUstream legacy;
+  /* What every call answers; 0: it works. */
+  int lost = 0;
 };
 
 struct CUstream_st {

@@ -43,7 +43,7 @@ pub struct Event(Option<Box<dyn Pending>>);
 /// A device's own representation of work that has not ended yet. Its `Drop` gives back what the
 /// device holds for it.
 pub trait Pending: Send + Sync {
-    /// Blocks until the work before the event has ended. `DeviceFailed` if it never will.
+    /// Blocks until the work before the event has ended. `DeviceFailed` or `DeviceLost` if it never will.
     fn wait(&self) -> Result<()>;
 }
 
@@ -123,6 +123,11 @@ pub trait Device: Send + Sync {
     /// What is known of the memory at an address of the cache beyond what the layout says of it.
     fn backing(&self, _address: u64) -> Result<Option<Backing>> {
         Ok(None)
+    }
+
+    /// `DeviceLost`, with the error that told so, once the device will not work again. Does not block.
+    fn usable(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Makes what others than this device, a network's adapter say, have written into the cache visible to work that is

@@ -48,6 +48,8 @@ pub const KVB_NO_DEVICE: kvb_status = 31;
 pub const KVB_NO_MEMORY: kvb_status = 32;
 /// A thread could not be started.
 pub const KVB_NO_THREAD: kvb_status = 33;
+/// The device reported an error after which it works no more in this process.
+pub const KVB_DEVICE_LOST: kvb_status = 34;
 /// The configuration is wrong; the text lists every problem found.
 pub const KVB_CONFIG_INVALID: kvb_status = 40;
 /// The configuration file cannot be read.
@@ -91,6 +93,7 @@ statuses! {
     NoDevice => KVB_NO_DEVICE,
     NoMemory => KVB_NO_MEMORY,
     NoThread => KVB_NO_THREAD,
+    DeviceLost => KVB_DEVICE_LOST,
     ConfigInvalid => KVB_CONFIG_INVALID,
     ConfigUnreadable => KVB_CONFIG_UNREADABLE,
     EngineRefused => KVB_ENGINE_REFUSED,
@@ -121,6 +124,7 @@ mod tests {
         ("KVB_NO_DEVICE", 31),
         ("KVB_NO_MEMORY", 32),
         ("KVB_NO_THREAD", 33),
+        ("KVB_DEVICE_LOST", 34),
         ("KVB_CONFIG_INVALID", 40),
         ("KVB_CONFIG_UNREADABLE", 41),
         ("KVB_ENGINE_REFUSED", 42),

@@ -272,7 +272,8 @@ pub unsafe extern "C" fn kvb_worker_bind(
 /// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
 /// attention DP a lost page is no error: see kvb_worker_take_failed_loads. With stage_through_host = false
 /// KVB_LOAD_FAILED on any rank, and in every later call, when the pool may still write into pages of a load that
-/// failed: none of its requests is handed back.
+/// failed: none of its requests is handed back. KVB_DEVICE_LOST in every call once the device is: what was to be
+/// loaded is handed back where requests are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_start_load(
     worker: *mut kvb_worker,
@@ -295,7 +296,8 @@ pub unsafe extern "C" fn kvb_worker_start_load(
 ///
 /// Blocks: no.
 /// Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or no layout
-/// is registered; KVB_CLOSED; KVB_DEVICE_FAILED; KVB_INVALID_ARGUMENT, the stream is of another context, or capturing.
+/// is registered; KVB_CLOSED; KVB_DEVICE_FAILED; KVB_DEVICE_LOST, in every call once the device is;
+/// KVB_INVALID_ARGUMENT, the stream is of another context, or capturing. The pass does not count as run then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_wait_for_save(
     worker: *mut kvb_worker,
@@ -346,7 +348,8 @@ pub unsafe extern "C" fn kvb_worker_take_failed_loads(
 /// KVB_DEVICE_FAILED in every call from then on, and in every kvb_worker_start_load, when a load
 /// thread failed: under tensor parallelism also when a page was lost. Such a worker loads nothing any
 /// more; free it and make another one. Announcements are taken in any case, and what was to be reported is
-/// kept.
+/// kept. Once the device is lost this is no error: requests go on being reported, the loads of a single rank as failed,
+/// those under tensor parallelism that lost a page never.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_worker_get_finished(
     worker: *mut kvb_worker,

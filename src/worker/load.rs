@@ -21,7 +21,8 @@ impl Worker {
     /// Blocks: for the pool's reads. Errors: what `bind` could not say; under TP `LoadFailed` when a page is
     /// missing, since its tokens were already reported as computed and no rank can restart alone; and on any rank, from
     /// then on in every call, when the pool may still write into the cache for a load that failed.
-    /// On a single rank or ADP owner a lost page is no error: see [`Worker::take_failed_loads`].
+    /// On a single rank or ADP owner a lost page is no error: see [`Worker::take_failed_loads`]. `DeviceLost` on any rank
+    /// from then on in every call.
     pub fn start_load(&mut self, stream: Stream) -> Result<()> {
         self.hear_of_ended_lives();
         if let Some(error) = self.deferred.take() {
@@ -29,6 +30,10 @@ impl Worker {
             return Err(error);
         }
         self.shared.load_error()?;
+        if let Err(lost) = self.device_usable() {
+            self.abandon_loads();
+            return Err(lost);
+        }
         let Some(bound) = &mut self.bound else {
             bail!(BadState, "start_load: no metadata is bound");
         };
@@ -175,6 +180,7 @@ impl Worker {
         for lost in &tally.lost {
             self.give_up((lost.request_id, lost.generation));
         }
+        self.device_usable()?;
         if !self.shared.terms.restarts_requests() {
             bail!(
                 LoadFailed,

@@ -234,6 +234,12 @@ impl Worker {
         self.shared.terms.device
     }
 
+    /// `DeviceLost` once the device of the registered layout works no more.
+    fn device_usable(&self) -> Result<()> {
+        let mover = self.mover.as_ref();
+        mover.map_or(Ok(()), |mover| mover.memory.device().usable())
+    }
+
     /// What may be used beside this worker's exclusive calls.
     pub fn handle(&self) -> Handle {
         Handle(Arc::clone(&self.shared))

@@ -109,7 +109,7 @@ impl Worker {
                     if let Some(block) = lost {
                         tally.lose(block, || "it was never queued".to_owned());
                     }
-                    end(&self.shared, metadata.source(), run, tally);
+                    end(&self.shared, metadata.source(), run, tally, false);
                 }
             }
         }
@@ -287,7 +287,10 @@ impl Item for LoadItem {
                         let error = error.within("asynchronous load: its fence");
                         self.tally
                             .lose(first_block(&self.run), || error.to_string());
-                        self.shared.keep_load_error(&error);
+                        // A lost device says so itself, and requests go on being given back.
+                        if error.kind() != Kind::DeviceLost {
+                            self.shared.keep_load_error(&error);
+                        }
                         tracing::error!("{error}; nothing can be loaded any more");
                         return Step::Done;
                     }
@@ -316,14 +319,21 @@ impl Drop for LoadItem {
         let pages = u64::from(self.run.blocks) * self.mover.plan.kinds.len() as u64;
         self.tally.wanted_pages = pages;
         let tally = std::mem::take(&mut self.tally);
-        end(&self.shared, self.metadata.source(), &self.run, tally);
+        let device_lost = self.mover.memory.device().usable().is_err();
+        end(
+            &self.shared,
+            self.metadata.source(),
+            &self.run,
+            tally,
+            device_lost,
+        );
     }
 }
 
 /// Tells everybody how a load ended. The scheduler hears of a failure before the engine can, so
 /// that the next offer ends before the block; and a failure that nobody can restart from is kept
-/// before the load could be reported.
-fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
+/// before the load could be reported. On a lost device that is the device's own error: such a load is never reported.
+fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally, device_lost: bool) {
     let kept = tally.kept_error();
     if let Some(error) = &kept {
         shared.keep_load_error(error);
@@ -340,7 +350,7 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
             true => {}
             false => report.failed_loads.extend_from_slice(&tally.lost),
         });
-        if !shared.terms.restarts_requests() {
+        if !shared.terms.restarts_requests() && !device_lost {
             shared.keep_load_error(&Error::new(
                 Kind::LoadFailed,
                 format!(
@@ -353,6 +363,7 @@ fn end(shared: &Shared, source: u64, run: &Run, mut tally: Tally) {
     match failure {
         // Whoever ran it again could be overwritten.
         _ if kept.is_some() => parked.strand(),
+        Some(_) if device_lost && !shared.terms.restarts_requests() => parked.strand(),
         Some(_) if !plant::is(Bug::FailedLands) => parked.end(run.life(), Ending::Failed),
         _ => parked.end(run.life(), Ending::Landed),
     }

@@ -77,9 +77,10 @@ impl Worker {
     /// metadata queues nothing.
     ///
     /// Blocks: no. Errors: `BadState` when nothing is bound, when loads of this pass were never started, or without a
-    /// layout; `Closed` after shutdown; `DeviceFailed`. The pass does not count as run then.
+    /// layout; `Closed` after shutdown; `DeviceFailed`; `DeviceLost`, in every call. The pass does not count as run then.
     pub fn wait_for_save(&mut self, stream: Stream) -> Result<()> {
         self.hear_of_ended_lives();
+        let usable = self.device_usable();
         let Some(bound) = &mut self.bound else {
             bail!(BadState, "wait_for_save: no metadata is bound");
         };
@@ -98,6 +99,7 @@ impl Worker {
         if self.shared.is_closed() {
             bail!(Closed, "wait_for_save: the worker was shut down");
         }
+        usable?;
         let dropped = bound.dropped.iter().chain(&bound.unsaved);
         let saved = |run: &Run| bound.is_saved(run);
         let queued = if metadata.saves().runs().iter().any(saved) {

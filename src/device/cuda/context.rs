@@ -2,11 +2,12 @@
 
 use std::ffi::c_uint;
 use std::ptr;
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::{CUcontext, CUmemorytype, CUpointer_attribute, CUstreamCaptureMode};
 
 use super::driver::Driver;
-use crate::error::{Result, bail};
+use crate::error::{Error, Kind, Result, bail};
 
 /// A thread of this mode may do what others' captures would else forbid.
 const RELAXED: c_uint = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
@@ -24,6 +25,8 @@ pub(super) struct Context {
     raw: CUcontext,
     /// Its device's number.
     pub(super) ordinal: i32,
+    /// What the first error said after which nothing works here any more.
+    lost: OnceLock<String>,
 }
 
 // SAFETY: a context may be current on any thread, on several at once.
@@ -56,6 +59,7 @@ impl Context {
                 driver,
                 raw,
                 ordinal,
+                lost: OnceLock::new(),
             }),
         }
     }
@@ -67,7 +71,27 @@ impl Context {
             Ok(_mode) => self.enter(work),
             Err(error) => Err(error),
         };
-        result.map_err(|error| error.within(format_args!("CUDA device {}", self.ordinal)))
+        result.map_err(|error| {
+            let error = error.within(format_args!("CUDA device {}", self.ordinal));
+            if error.kind() == Kind::DeviceLost {
+                self.lost.get_or_init(|| error.message().to_owned());
+            }
+            error
+        })
+    }
+
+    /// `DeviceLost` from the first such error on, with its text.
+    pub(super) fn usable(&self) -> Result<()> {
+        match self.lost.get() {
+            None => Ok(()),
+            Some(text) => Err(Error::new(Kind::DeviceLost, text.clone())),
+        }
+    }
+
+    /// [`run`](Self::run), if the device still works. What gives something back tries in any case.
+    pub(super) fn run_if_usable<T>(&self, work: impl FnOnce(CUcontext) -> Result<T>) -> Result<T> {
+        self.usable()?;
+        self.run(work)
     }
 
     fn enter<T>(&self, work: impl FnOnce(CUcontext) -> Result<T>) -> Result<T> {

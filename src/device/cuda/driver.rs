@@ -21,6 +21,28 @@ const NOT_KNOWN: [Code; 2] = [
     sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Code,
 ];
 
+/// After one of these every later call for the context answers it again: its work and its memory are lost, and only a new
+/// process has the device back. The driver's reference says so of 226 and of each from 700 on; 214 and 220 are errors of the
+/// hardware that end the context alike.
+const STICKY: [Code; 13] = [
+    sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE as Code,
+    sys::CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE as Code,
+    sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Code,
+    sys::CUresult::CUDA_ERROR_LAUNCH_TIMEOUT as Code,
+    sys::CUresult::CUDA_ERROR_ASSERT as Code,
+    sys::CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR as Code,
+    sys::CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION as Code,
+    sys::CUresult::CUDA_ERROR_MISALIGNED_ADDRESS as Code,
+    sys::CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE as Code,
+    sys::CUresult::CUDA_ERROR_INVALID_PC as Code,
+    sys::CUresult::CUDA_ERROR_LAUNCH_FAILED as Code,
+    TENSOR_MEMORY_LEAK,
+    CONTAINED,
+];
+/// `CUDA_ERROR_TENSOR_MEMORY_LEAK` and `CUDA_ERROR_CONTAINED`, which older headers lack.
+const TENSOR_MEMORY_LEAK: Code = 721;
+const CONTAINED: Code = 226;
+
 /// 12.0, as drivers write it.
 const OLDEST: c_int = 12_000;
 
@@ -295,6 +317,7 @@ impl Driver {
         let kind = match code {
             SUCCESS => return Ok(()),
             OUT_OF_MEMORY => Kind::NoMemory,
+            code if STICKY.contains(&code) => Kind::DeviceLost,
             _ => Kind::DeviceFailed,
         };
         Err(Error::new(

@@ -58,7 +58,7 @@ impl OwnEvent {
 
 impl Pending for OwnEvent {
     fn wait(&self) -> Result<()> {
-        self.context.run(|_| {
+        self.context.run_if_usable(|_| {
             // SAFETY: the event is alive.
             unsafe { self.context.driver.event_synchronize(self.raw) }
         })

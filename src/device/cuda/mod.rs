@@ -225,7 +225,7 @@ impl Device for CudaDevice {
     }
 
     fn record(&self, stream: Stream) -> Result<Event> {
-        self.context.run(|before| {
+        self.context.run_if_usable(|before| {
             self.check_stream(stream, before)?;
             let event = OwnEvent::new(&self.context)?;
             // SAFETY: who hands out a stream's handle promises that it is alive.
@@ -236,7 +236,7 @@ impl Device for CudaDevice {
 
     fn wait_foreign(&self, event: u64) -> Result<()> {
         let event = ptr::with_exposed_provenance_mut(event as usize);
-        self.context.run(|_| {
+        self.context.run_if_usable(|_| {
             // SAFETY: who hands out an event's handle promises that it is alive.
             unsafe { self.context.driver.event_synchronize(event) }
         })
@@ -252,7 +252,12 @@ impl Device for CudaDevice {
     }
 
     fn landed(&self) -> Result<()> {
-        self.context.run(|_| self.landing.flush(&self.context))
+        self.context
+            .run_if_usable(|_| self.landing.flush(&self.context))
+    }
+
+    fn usable(&self) -> Result<()> {
+        self.context.usable()
     }
 
     fn reach(&self, address: u64) -> String {
@@ -276,7 +281,7 @@ impl Device for CudaDevice {
         if transfers.is_empty() {
             return Ok(());
         }
-        self.context.run(|before| {
+        self.context.run_if_usable(|before| {
             if let Some(stream) = behind {
                 self.check_stream(stream, before)?;
             }

@@ -1,11 +1,8 @@
 /* Miniature engines with asynchronous loads: requests wait outside the batch, and whatever becomes
    of them meanwhile, outputs stay right and nobody writes into pages that were given back. */
 #include <memory>
-#include <set>
-#include <stdexcept>
 
 #include "engine_testing.h"
-#include "rank_threads.h"
 
 using namespace testing_engine;
 using miniature::Cancel;
@@ -21,34 +18,6 @@ EngineOptions parking(const std::string& pool, uint32_t ranks = 1,
   auto options = shape(json);
   options.tp_size = ranks;
   return options;
-}
-
-std::vector<RequestSpec> conversations(size_t count, uint32_t outputs) {
-  std::vector<RequestSpec> requests;
-  for (size_t i = 0; i < count; ++i) {
-    uint64_t luck = miniature::Scramble(i);
-    requests.push_back(request(1 + i, prompt(20 + luck % 140, static_cast<int32_t>(i % 3)),
-                               1 + static_cast<uint32_t>(luck >> 32) % outputs));
-  }
-  return requests;
-}
-
-void expect_intact(const Engine& engine) {
-  EXPECT_EQ(engine.counters().wrong_pages, 0u);
-  EXPECT_EQ(engine.counters().touched_pages, 0u);
-  for (const auto& stats : engine.Stats()) EXPECT_EQ(stats.loads_in_flight, 0u);
-}
-
-/* One engine publishes, a second one of the same shape finds everything. */
-Counters read_back(const EngineOptions& options, const std::vector<RequestSpec>& list) {
-  const Outcomes right = run_without_pool(options, list);
-  Engine writer(options), reader(options);
-  expect_same_outputs(run(&writer, list), right);
-  expect_intact(writer);
-  expect_same_outputs(run(&reader, list), right);
-  expect_intact(reader);
-  EXPECT_EQ(writer.counters().failed_loads + reader.counters().failed_loads, 0u);
-  return reader.counters();
 }
 
 class Ranks : public testing::TestWithParam<uint32_t> {};
@@ -83,7 +52,7 @@ TEST_P(Ranks, ManyRequestsWaitWhileOthersRun) {
   options.token_budget = 50;
   for (const bool local : {false, true}) {
     options.local_reuse = local;
-    const auto counters = read_back(options, conversations(24, 8));
+    const auto counters = write_then_read(options, conversations(24, 8)).reader;
     EXPECT_GT(counters.parked, 0u);
     EXPECT_GT(counters.hit_blocks, 0u);
     EXPECT_GT(counters.detached_pages, 0u);
@@ -112,7 +81,7 @@ TEST_P(Ranks, PreemptedWhileParkedTheyRunAgain) {
   auto options = parking("async.haggle", GetParam());
   options.max_running = 3;
   options.haggle = true;
-  const auto counters = read_back(options, conversations(60, 3));
+  const auto counters = write_then_read(options, conversations(60, 3)).reader;
   EXPECT_GT(counters.left_parked, 0u);
   EXPECT_GT(counters.preemptions, 0u);
   EXPECT_GT(counters.given_back_blocks, 0u);
@@ -288,46 +257,6 @@ TEST(Async, ALostShardIsAnErrorUnderTensorParallelism) {
   run_one(&writer, spec);
   pool.corrupt(pool.key(spec.prompt, 1, 0, 1));
   testing_kvb::expect_error(KVB_LOAD_FAILED, "", [&] { run_one(&reader, spec); });
-}
-
-/* ---- ranks and their threads ---- */
-
-TEST(RankThreads, EachRankHasItsThreadAndTheLeaderTheCallers) {
-  miniature::RankThreads threads(4);
-  std::vector<std::thread::id> first(4), second(4);
-  /* Each waits for all others, so they run at the same time. */
-  std::atomic<int> there{0};
-  threads.Run([&](size_t rank) {
-    first[rank] = std::this_thread::get_id();
-    ++there;
-    while (there < 4) std::this_thread::yield();
-  });
-  threads.Run([&](size_t rank) { second[rank] = std::this_thread::get_id(); });
-  EXPECT_EQ(first, second);
-  EXPECT_EQ(first[0], std::this_thread::get_id());
-  EXPECT_EQ(std::set<std::thread::id>(first.begin(), first.end()).size(), 4u);
-}
-
-TEST(RankThreads, WhatARankThrowsArrivesWhenAllHaveReturned) {
-  miniature::RankThreads threads(3);
-  std::atomic<int> returned{0};
-  const auto run = [&](size_t failing) {
-    threads.Run([&, failing](size_t rank) {
-      ++returned;
-      if (rank >= failing) throw std::runtime_error("rank " + std::to_string(rank));
-    });
-  };
-  for (size_t failing : {0u, 1u, 2u}) {
-    try {
-      run(failing);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const std::runtime_error& error) {
-      EXPECT_EQ(error.what(), "rank " + std::to_string(failing));
-    }
-  }
-  run(3);
-  EXPECT_EQ(returned, 12);
-  miniature::RankThreads(0).Run([](size_t) { FAIL(); });
 }
 
 /* ---- does the harness see faults? ---- */

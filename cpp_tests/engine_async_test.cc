@@ -1,6 +1,7 @@
 /* Miniature engines with asynchronous loads: requests wait outside the batch, and whatever becomes
    of them meanwhile, outputs stay right and nobody writes into pages that were given back. */
 #include <memory>
+#include <tuple>
 
 #include "engine_testing.h"
 
@@ -11,20 +12,30 @@ using miniature::Fences;
 
 namespace {
 
+const std::string kAsync = R"("async_load": true, )";
+
 EngineOptions parking(const std::string& pool, uint32_t ranks = 1,
                       const std::string& size = "64MiB") {
-  auto json = pool_json(pool + "." + std::to_string(ranks), "", size);
-  json.insert(json.find('{') + 1, "\"async_load\": true, ");
-  auto options = shape(json);
+  auto options = shape(pool_json(pool, "", size).insert(1, kAsync));
   options.tp_size = ranks;
   return options;
 }
 
-class Ranks : public testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(Async, Ranks, testing::Values(1u, 2u, 4u));
+/* Staged and in direct mode. */
+class Ranks : public testing::TestWithParam<std::tuple<uint32_t, bool>> {
+ public:
+  static uint32_t count() { return std::get<0>(GetParam()); }
+  static EngineOptions parking(const std::string& pool) {
+    auto options = std::get<1>(GetParam()) ? direct(pool, kAsync) : ::parking(pool);
+    options.tp_size = count();
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Async, Ranks,
+                         testing::Combine(testing::Values(1u, 2u, 4u), testing::Bool()));
 
 TEST_P(Ranks, ARequestRunsOnceAllRanksHaveItsPages) {
-  const auto options = parking("async.one", GetParam());
+  const auto options = parking("async.one");
   const auto spec = request(1, prompt(100), 4);
   Engine writer(options), reader(options);
   const auto output = run_one(&writer, spec);
@@ -38,15 +49,15 @@ TEST_P(Ranks, ARequestRunsOnceAllRanksHaveItsPages) {
   drain(&reader, &outcomes);
   EXPECT_EQ(outcomes.at(1).outputs, output);
   EXPECT_EQ(reader.counters().hit_blocks, 6u);
-  EXPECT_EQ(reader.counters().compared_pages, 6u * GetParam());
+  EXPECT_EQ(reader.counters().compared_pages, 6u * count());
   EXPECT_EQ(outcomes.at(1).saved_blocks.size(), 0u) << "loaded blocks are not written back";
-  ASSERT_EQ(reader.Stats().size(), GetParam());
+  ASSERT_EQ(reader.Stats().size(), count());
   for (const auto& stats : reader.Stats()) EXPECT_EQ(stats.loaded_pages, 6u);
   expect_intact(reader);
 }
 
 TEST_P(Ranks, ManyRequestsWaitWhileOthersRun) {
-  auto options = parking("async.many", GetParam());
+  auto options = parking("async.many");
   options.groups.push_back(GroupSpec{5, 32, {PoolSpec{}}});
   options.max_running = 4;
   options.token_budget = 50;
@@ -60,7 +71,7 @@ TEST_P(Ranks, ManyRequestsWaitWhileOthersRun) {
 }
 
 TEST_P(Ranks, CancelledWhileParkedTheyGiveTheirPagesBack) {
-  auto options = parking("async.cancelled", GetParam());
+  auto options = parking("async.cancelled");
   options.max_running = 3;
   options.blocks = 24;
   options.fences = Fences::kKept;
@@ -78,7 +89,7 @@ TEST_P(Ranks, CancelledWhileParkedTheyGiveTheirPagesBack) {
 }
 
 TEST_P(Ranks, PreemptedWhileParkedTheyRunAgain) {
-  auto options = parking("async.haggle", GetParam());
+  auto options = parking("async.haggle");
   options.max_running = 3;
   options.haggle = true;
   const auto counters = write_then_read(options, conversations(60, 3)).reader;
@@ -89,7 +100,7 @@ TEST_P(Ranks, PreemptedWhileParkedTheyRunAgain) {
 }
 
 TEST_P(Ranks, PoolsMayGoWhileRequestsWait) {
-  auto options = parking("async.sleep", GetParam());
+  auto options = parking("async.sleep");
   options.local_reuse = true;
   options.max_running = 4;
   options.fences = Fences::kKept;
@@ -118,7 +129,7 @@ TEST_P(Ranks, PoolsMayGoWhileRequestsWait) {
 }
 
 TEST_P(Ranks, EndsAtAnyMomentLeaveOthersAlone) {
-  auto options = parking("async.ends", GetParam());
+  auto options = parking("async.ends");
   options.max_running = 3;
   options.token_budget = 32;
   options.fences = Fences::kKept;
@@ -144,7 +155,7 @@ TEST_P(Ranks, EndsAtAnyMomentLeaveOthersAlone) {
 }
 
 TEST_P(Ranks, EverythingAtOnce) {
-  auto options = parking("async.everything", GetParam());
+  auto options = parking("async.everything");
   PoolSpec index;
   index.kv_factor = 1;
   index.element_bits = 8;

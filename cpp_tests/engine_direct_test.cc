@@ -1,4 +1,5 @@
-/* Miniature engines whose pool reads and writes their caches itself. */
+/* Miniature engines whose pool reads and writes their caches itself. What waits for its pages is in
+   engine_async_test.cc. */
 #include "engine_testing.h"
 
 using namespace testing_engine;
@@ -27,13 +28,6 @@ TEST(EngineOnDirect, RanksWithPagesOfManyPieces) {
   options.tp_size = 2;
   options.max_running = 3;
   write_then_read(options, conversations(20, 4));
-}
-
-TEST(EngineOnDirect, RequestsWaitOutsideTheBatch) {
-  auto options = direct("direct.parked", R"("async_load": true, )");
-  options.max_running = 4;
-  options.fences = miniature::Fences::kKept;
-  write_then_read(options, conversations(30, 4));
 }
 
 TEST(EngineOnDirect, ItsMemoryComesAndGoes) {

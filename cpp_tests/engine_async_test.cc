@@ -21,18 +21,23 @@ EngineOptions parking(const std::string& pool, uint32_t ranks = 1,
   return options;
 }
 
-/* Staged and in direct mode. */
+/* How many, and whether in direct mode. */
 class Ranks : public testing::TestWithParam<std::tuple<uint32_t, bool>> {
  public:
+  static std::string name(const testing::TestParamInfo<ParamType>& it) {
+    return std::to_string(std::get<0>(it.param)) + (std::get<1>(it.param) ? "Direct" : "Staged");
+  }
   static uint32_t count() { return std::get<0>(GetParam()); }
   static EngineOptions parking(const std::string& pool) {
-    auto options = std::get<1>(GetParam()) ? direct(pool, kAsync) : ::parking(pool);
+    const auto own = pool + "." + name({GetParam(), 0});
+    auto options = std::get<1>(GetParam()) ? direct(own, kAsync) : ::parking(own);
     options.tp_size = count();
     return options;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Async, Ranks,
-                         testing::Combine(testing::Values(1u, 2u, 4u), testing::Bool()));
+                         testing::Combine(testing::Values(1u, 2u, 4u), testing::Bool()),
+                         Ranks::name);
 
 TEST_P(Ranks, ARequestRunsOnceAllRanksHaveItsPages) {
   const auto options = parking("async.one");

@@ -34,6 +34,8 @@ struct Gpu {
   ~Gpu() {
     stand_in_reset();
     ok(cuCtxSetCurrent(context));
+    /* After a failure nobody has waited for the pass, which goes on. */
+    ok(cuStreamSynchronize(stream));
     ok(cuStreamDestroy_v2(stream));
     ok(cuMemFree_v2(pool));
     EXPECT_EQ(stand_in_alive(), before) << "something was not given back";

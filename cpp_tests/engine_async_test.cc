@@ -1,11 +1,9 @@
 /* Miniature engines with asynchronous loads: requests wait outside the batch, and whatever becomes
    of them meanwhile, outputs stay right and nobody writes into pages that were given back. */
 #include <memory>
-#include <set>
-#include <stdexcept>
+#include <tuple>
 
 #include "engine_testing.h"
-#include "rank_threads.h"
 
 using namespace testing_engine;
 using miniature::Cancel;
@@ -14,48 +12,35 @@ using miniature::Fences;
 
 namespace {
 
+const std::string kAsync = R"("async_load": true, )";
+
 EngineOptions parking(const std::string& pool, uint32_t ranks = 1,
                       const std::string& size = "64MiB") {
-  auto json = pool_json(pool + "." + std::to_string(ranks), "", size);
-  json.insert(json.find('{') + 1, "\"async_load\": true, ");
-  auto options = shape(json);
+  auto options = shape(pool_json(pool, "", size).insert(1, kAsync));
   options.tp_size = ranks;
   return options;
 }
 
-std::vector<RequestSpec> conversations(size_t count, uint32_t outputs) {
-  std::vector<RequestSpec> requests;
-  for (size_t i = 0; i < count; ++i) {
-    uint64_t luck = miniature::Scramble(i);
-    requests.push_back(request(1 + i, prompt(20 + luck % 140, static_cast<int32_t>(i % 3)),
-                               1 + static_cast<uint32_t>(luck >> 32) % outputs));
+/* How many, and whether in direct mode. */
+class Ranks : public testing::TestWithParam<std::tuple<uint32_t, bool>> {
+ public:
+  static std::string name(const testing::TestParamInfo<ParamType>& it) {
+    return std::to_string(std::get<0>(it.param)) + (std::get<1>(it.param) ? "Direct" : "Staged");
   }
-  return requests;
-}
-
-void expect_intact(const Engine& engine) {
-  EXPECT_EQ(engine.counters().wrong_pages, 0u);
-  EXPECT_EQ(engine.counters().touched_pages, 0u);
-  for (const auto& stats : engine.Stats()) EXPECT_EQ(stats.loads_in_flight, 0u);
-}
-
-/* One engine publishes, a second one of the same shape finds everything. */
-Counters read_back(const EngineOptions& options, const std::vector<RequestSpec>& list) {
-  const Outcomes right = run_without_pool(options, list);
-  Engine writer(options), reader(options);
-  expect_same_outputs(run(&writer, list), right);
-  expect_intact(writer);
-  expect_same_outputs(run(&reader, list), right);
-  expect_intact(reader);
-  EXPECT_EQ(writer.counters().failed_loads + reader.counters().failed_loads, 0u);
-  return reader.counters();
-}
-
-class Ranks : public testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(Async, Ranks, testing::Values(1u, 2u, 4u));
+  static uint32_t count() { return std::get<0>(GetParam()); }
+  static EngineOptions parking(const std::string& pool) {
+    const auto own = pool + "." + name({GetParam(), 0});
+    auto options = std::get<1>(GetParam()) ? direct(own, kAsync) : ::parking(own);
+    options.tp_size = count();
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Async, Ranks,
+                         testing::Combine(testing::Values(1u, 2u, 4u), testing::Bool()),
+                         Ranks::name);
 
 TEST_P(Ranks, ARequestRunsOnceAllRanksHaveItsPages) {
-  const auto options = parking("async.one", GetParam());
+  const auto options = parking("async.one");
   const auto spec = request(1, prompt(100), 4);
   Engine writer(options), reader(options);
   const auto output = run_one(&writer, spec);
@@ -69,21 +54,21 @@ TEST_P(Ranks, ARequestRunsOnceAllRanksHaveItsPages) {
   drain(&reader, &outcomes);
   EXPECT_EQ(outcomes.at(1).outputs, output);
   EXPECT_EQ(reader.counters().hit_blocks, 6u);
-  EXPECT_EQ(reader.counters().compared_pages, 6u * GetParam());
+  EXPECT_EQ(reader.counters().compared_pages, 6u * count());
   EXPECT_EQ(outcomes.at(1).saved_blocks.size(), 0u) << "loaded blocks are not written back";
-  ASSERT_EQ(reader.Stats().size(), GetParam());
+  ASSERT_EQ(reader.Stats().size(), count());
   for (const auto& stats : reader.Stats()) EXPECT_EQ(stats.loaded_pages, 6u);
   expect_intact(reader);
 }
 
 TEST_P(Ranks, ManyRequestsWaitWhileOthersRun) {
-  auto options = parking("async.many", GetParam());
+  auto options = parking("async.many");
   options.groups.push_back(GroupSpec{5, 32, {PoolSpec{}}});
   options.max_running = 4;
   options.token_budget = 50;
   for (const bool local : {false, true}) {
     options.local_reuse = local;
-    const auto counters = read_back(options, conversations(24, 8));
+    const auto counters = write_then_read(options, conversations(24, 8)).reader;
     EXPECT_GT(counters.parked, 0u);
     EXPECT_GT(counters.hit_blocks, 0u);
     EXPECT_GT(counters.detached_pages, 0u);
@@ -91,7 +76,7 @@ TEST_P(Ranks, ManyRequestsWaitWhileOthersRun) {
 }
 
 TEST_P(Ranks, CancelledWhileParkedTheyGiveTheirPagesBack) {
-  auto options = parking("async.cancelled", GetParam());
+  auto options = parking("async.cancelled");
   options.max_running = 3;
   options.blocks = 24;
   options.fences = Fences::kKept;
@@ -109,10 +94,10 @@ TEST_P(Ranks, CancelledWhileParkedTheyGiveTheirPagesBack) {
 }
 
 TEST_P(Ranks, PreemptedWhileParkedTheyRunAgain) {
-  auto options = parking("async.haggle", GetParam());
+  auto options = parking("async.haggle");
   options.max_running = 3;
   options.haggle = true;
-  const auto counters = read_back(options, conversations(60, 3));
+  const auto counters = write_then_read(options, conversations(60, 3)).reader;
   EXPECT_GT(counters.left_parked, 0u);
   EXPECT_GT(counters.preemptions, 0u);
   EXPECT_GT(counters.given_back_blocks, 0u);
@@ -120,7 +105,7 @@ TEST_P(Ranks, PreemptedWhileParkedTheyRunAgain) {
 }
 
 TEST_P(Ranks, PoolsMayGoWhileRequestsWait) {
-  auto options = parking("async.sleep", GetParam());
+  auto options = parking("async.sleep");
   options.local_reuse = true;
   options.max_running = 4;
   options.fences = Fences::kKept;
@@ -149,7 +134,7 @@ TEST_P(Ranks, PoolsMayGoWhileRequestsWait) {
 }
 
 TEST_P(Ranks, EndsAtAnyMomentLeaveOthersAlone) {
-  auto options = parking("async.ends", GetParam());
+  auto options = parking("async.ends");
   options.max_running = 3;
   options.token_budget = 32;
   options.fences = Fences::kKept;
@@ -175,7 +160,7 @@ TEST_P(Ranks, EndsAtAnyMomentLeaveOthersAlone) {
 }
 
 TEST_P(Ranks, EverythingAtOnce) {
-  auto options = parking("async.everything", GetParam());
+  auto options = parking("async.everything");
   PoolSpec index;
   index.kv_factor = 1;
   index.element_bits = 8;
@@ -288,46 +273,6 @@ TEST(Async, ALostShardIsAnErrorUnderTensorParallelism) {
   run_one(&writer, spec);
   pool.corrupt(pool.key(spec.prompt, 1, 0, 1));
   testing_kvb::expect_error(KVB_LOAD_FAILED, "", [&] { run_one(&reader, spec); });
-}
-
-/* ---- ranks and their threads ---- */
-
-TEST(RankThreads, EachRankHasItsThreadAndTheLeaderTheCallers) {
-  miniature::RankThreads threads(4);
-  std::vector<std::thread::id> first(4), second(4);
-  /* Each waits for all others, so they run at the same time. */
-  std::atomic<int> there{0};
-  threads.Run([&](size_t rank) {
-    first[rank] = std::this_thread::get_id();
-    ++there;
-    while (there < 4) std::this_thread::yield();
-  });
-  threads.Run([&](size_t rank) { second[rank] = std::this_thread::get_id(); });
-  EXPECT_EQ(first, second);
-  EXPECT_EQ(first[0], std::this_thread::get_id());
-  EXPECT_EQ(std::set<std::thread::id>(first.begin(), first.end()).size(), 4u);
-}
-
-TEST(RankThreads, WhatARankThrowsArrivesWhenAllHaveReturned) {
-  miniature::RankThreads threads(3);
-  std::atomic<int> returned{0};
-  const auto run = [&](size_t failing) {
-    threads.Run([&, failing](size_t rank) {
-      ++returned;
-      if (rank >= failing) throw std::runtime_error("rank " + std::to_string(rank));
-    });
-  };
-  for (size_t failing : {0u, 1u, 2u}) {
-    try {
-      run(failing);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const std::runtime_error& error) {
-      EXPECT_EQ(error.what(), "rank " + std::to_string(failing));
-    }
-  }
-  run(3);
-  EXPECT_EQ(returned, 12);
-  miniature::RankThreads(0).Run([](size_t) { FAIL(); });
 }
 
 /* ---- does the harness see faults? ---- */

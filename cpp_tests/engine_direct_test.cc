@@ -1,16 +1,8 @@
-/* Miniature engines whose pool reads and writes their caches itself. */
+/* Miniature engines whose pool reads and writes their caches itself. What waits for its pages is in
+   engine_async_test.cc. */
 #include "engine_testing.h"
 
 using namespace testing_engine;
-
-namespace {
-
-EngineOptions direct(const std::string& pool, const std::string& more = "") {
-  auto json = pool_json(pool, R"("page_format": "raw")");
-  return shape(json.insert(1, R"("stage_through_host": false, )" + more));
-}
-
-}  // namespace
 
 TEST(EngineOnDirect, ConversationsArePublishedAndLoaded) {
   auto options = direct("direct.conversations");
@@ -19,7 +11,7 @@ TEST(EngineOnDirect, ConversationsArePublishedAndLoaded) {
   options.token_budget = 96;
   options.max_drafts = 2;
   options.abandon_passes = options.overlap = options.haggle = options.local_reuse = true;
-  write_then_read(std::move(options), few_conversations(40, 6));
+  write_then_read(options, conversations(40, 6));
 }
 
 /* States layer by layer, so that a page has many pieces; and an indexer, which all ranks share. */
@@ -35,14 +27,7 @@ TEST(EngineOnDirect, RanksWithPagesOfManyPieces) {
   options.groups = {GroupSpec{0, 0, {keys, index}}, GroupSpec{5, 0, {states}}};
   options.tp_size = 2;
   options.max_running = 3;
-  write_then_read(std::move(options), few_conversations(20, 4));
-}
-
-TEST(EngineOnDirect, RequestsWaitOutsideTheBatch) {
-  auto options = direct("direct.parked", R"("async_load": true, )");
-  options.max_running = 4;
-  options.fences = miniature::Fences::kKept;
-  write_then_read(std::move(options), few_conversations(30, 4));
+  write_then_read(options, conversations(20, 4));
 }
 
 TEST(EngineOnDirect, ItsMemoryComesAndGoes) {

@@ -23,35 +23,15 @@ std::vector<GroupSpec> with_index() {
   return {GroupSpec{0, 0, {PoolSpec{}, index}}};
 }
 
-/* Requests of a few conversations, so that later ones find what earlier ones left. */
-std::vector<RequestSpec> conversations(size_t count, uint32_t outputs) {
-  std::vector<RequestSpec> requests;
-  for (size_t i = 0; i < count; ++i) {
-    uint64_t luck = miniature::Scramble(i);
-    requests.push_back(request(kFirst + i, prompt(20 + luck % 140, static_cast<int32_t>(i % 3)),
-                               1 + static_cast<uint32_t>(luck >> 32) % outputs));
-  }
-  return requests;
-}
-
 void expect_nothing_wrong(const Engine& engine) {
   EXPECT_EQ(engine.counters().wrong_pages, 0u);
   EXPECT_EQ(engine.counters().failed_loads, 0u);
 }
 
-/* Runs the requests on one engine of this shape, then on a second one, which finds everything. */
 miniature::Counters run_twice(const EngineOptions& options, const std::vector<RequestSpec>& list) {
-  const Outcomes right = run_without_pool(options, list);
-  Engine writer(options), reader(options);
-  expect_same_outputs(run(&writer, list), right);
-  expect_nothing_wrong(writer);
-  expect_same_outputs(run(&reader, list), right);
-  expect_nothing_wrong(reader);
-  EXPECT_GT(reader.counters().hit_blocks, 0u);
-  EXPECT_GT(reader.counters().compared_pages, 0u);
-  miniature::Counters counters = writer.counters();
-  counters.Add(reader.counters());
-  return counters;
+  auto counted = write_then_read(options, list);
+  counted.writer.Add(counted.reader);
+  return counted.writer;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <thread>
 
@@ -13,7 +14,6 @@
 
 namespace testing_engine {
 
-using miniature::Engine;
 using miniature::EngineOptions;
 using miniature::GroupSpec;
 using miniature::Outcome;
@@ -21,6 +21,24 @@ using miniature::PoolSpec;
 using miniature::RequestSpec;
 
 constexpr uint32_t kTokens = 16; /* per block */
+
+/* Where the caches of a program's engines lie is said by engine_on_host.cc or engine_on_cuda.cc: it
+   has the one or the other, and the same tests. */
+
+/* Of the running test; none: the caches are memory of the host. */
+std::shared_ptr<miniature::Device> device();
+/* The engine's caches are where this program's are. */
+void expect_in_place(const miniature::Engine& engine);
+/* Direct mode, with a pool that can use such memory itself. Its name is `pool` where it has one,
+   and `more` goes before the other fields. */
+EngineOptions direct(const std::string& pool, const std::string& more = "");
+
+class Engine : public miniature::Engine {
+ public:
+  explicit Engine(EngineOptions options) : miniature::Engine(std::move(options)) {
+    expect_in_place(*this);
+  }
+};
 
 /* A configuration on an embedded pool. `more` goes into its "kvbridge" object. The lease is as
    short as it can be, since tests remove objects. */
@@ -36,6 +54,7 @@ inline std::string pool_json(const std::string& pool, const std::string& more = 
 inline EngineOptions shape(const std::string& json) {
   EngineOptions options;
   options.config_json = json;
+  options.device = device();
   options.tokens_per_block = kTokens;
   options.blocks = 128;
   return options;
@@ -58,7 +77,7 @@ inline RequestSpec request(uint64_t id, std::vector<int32_t> tokens, uint32_t ou
 
 using Outcomes = std::map<uint64_t, Outcome>;
 
-inline void collect(Engine* engine, Outcomes* outcomes) {
+inline void collect(miniature::Engine* engine, Outcomes* outcomes) {
   for (Outcome& outcome : engine->TakeOutcomes()) {
     const uint64_t id = outcome.spec.id;
     EXPECT_TRUE(outcomes->emplace(id, std::move(outcome)).second) << id << " ended twice";
@@ -66,14 +85,14 @@ inline void collect(Engine* engine, Outcomes* outcomes) {
 }
 
 /* Runs what was submitted until it is over, all saves reported. */
-inline void drain(Engine* engine, Outcomes* outcomes) {
+inline void drain(miniature::Engine* engine, Outcomes* outcomes) {
   while (!engine->idle()) {
     if (!engine->RunPass()) std::this_thread::sleep_for(std::chrono::microseconds(20));
     collect(engine, outcomes);
   }
 }
 
-inline Outcomes run(Engine* engine, const std::vector<RequestSpec>& requests) {
+inline Outcomes run(miniature::Engine* engine, const std::vector<RequestSpec>& requests) {
   for (const RequestSpec& spec : requests) engine->Submit(spec);
   Outcomes outcomes;
   drain(engine, &outcomes);
@@ -85,16 +104,18 @@ inline std::vector<int32_t> run_one(Engine* engine, const RequestSpec& spec) {
   return run(engine, {spec}).at(spec.id).outputs;
 }
 
-/* The right outputs: of an engine of the same shape without a pool, one request at a time. */
+/* The right outputs: of an engine of the same shape without a pool, one request at a time, always
+   in memory of the host. */
 inline Outcomes run_without_pool(EngineOptions options, const std::vector<RequestSpec>& requests) {
   options.config_json.reset();
+  options.device = nullptr;
   options.max_running = 1;
   options.token_budget = 8192;
   options.max_drafts = 0;
   options.abandon_passes = options.overlap = options.haggle = options.local_reuse = false;
   options.fences = miniature::Fences::kNone;
   options.before_bind = nullptr;
-  Engine engine(options);
+  miniature::Engine engine(options);
   return run(&engine, requests);
 }
 
@@ -165,7 +186,7 @@ struct Pool {
 };
 
 /* Requests of a few conversations, so that later ones find what earlier ones left. */
-inline std::vector<RequestSpec> few_conversations(size_t count, uint32_t outputs) {
+inline std::vector<RequestSpec> conversations(size_t count, uint32_t outputs) {
   std::vector<RequestSpec> requests;
   for (size_t i = 0; i < count; ++i) {
     uint64_t luck = miniature::Scramble(i);
@@ -175,21 +196,28 @@ inline std::vector<RequestSpec> few_conversations(size_t count, uint32_t outputs
   return requests;
 }
 
-/* One engine and then another one, which finds everything: outputs are right, and pages too. */
-inline void write_then_read(EngineOptions options, const std::vector<RequestSpec>& list) {
-  auto without = options;
-  without.device = nullptr;
-  const Outcomes right = run_without_pool(without, list);
+inline void expect_intact(const Engine& engine) {
+  EXPECT_EQ(engine.counters().wrong_pages, 0u);
+  EXPECT_EQ(engine.counters().touched_pages, 0u);
+  for (const auto& stats : engine.Stats()) EXPECT_EQ(stats.loads_in_flight, 0u);
+}
+
+/* Runs the requests on one engine of this shape, then on a second one, which finds everything:
+   outputs are right, and pages too. Answers what each counted. */
+struct Counted {
+  miniature::Counters writer, reader;
+};
+inline Counted write_then_read(const EngineOptions& options, const std::vector<RequestSpec>& list) {
+  const Outcomes right = run_without_pool(options, list);
   Engine writer(options), reader(options);
-  options.device = nullptr;
-  expect_same_outputs(run(&writer, list), right);
-  expect_same_outputs(run(&reader, list), right);
-  for (const Engine* engine : {&writer, &reader}) {
-    EXPECT_EQ(engine->counters().wrong_pages, 0u);
+  for (Engine* engine : {&writer, &reader}) {
+    expect_same_outputs(run(engine, list), right);
+    expect_intact(*engine);
     EXPECT_EQ(engine->counters().failed_loads, 0u);
   }
   EXPECT_GT(reader.counters().hit_blocks, 0u);
   EXPECT_GT(reader.counters().compared_pages, 0u);
+  return {writer.counters(), reader.counters()};
 }
 
 }  // namespace testing_engine

@@ -154,7 +154,13 @@ bool Engine::RunPass() {
     }
     {
       PhaseTimer timer(&phases_, Phase::kSaveWait);
-      bridge_.WaitForSave(stream);
+      try {
+        bridge_.WaitForSave(stream);
+      } catch (...) {
+        // The pass goes on all the same, on requests and memory of this engine.
+        if (device) device->Synchronize();
+        throw;
+      }
     }
     // What the pass sampled is looked at next.
     if (device) device->Synchronize();

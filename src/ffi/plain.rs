@@ -70,8 +70,6 @@ unsafe impl Plain for kvb_tokens {}
 impl kvb_tokens {
     /// # Safety
     /// As for [`args::list`].
-    // Once per request of every pass: a result that comes back through memory costs more than the rest.
-    #[inline(always)]
     pub(super) unsafe fn read<'a>(self, argument: &str) -> Result<Tokens<'a>> {
         if self.count == 0 {
             return Ok(Tokens::I32(&[]));
@@ -92,6 +90,24 @@ impl kvb_tokens {
                 ),
             }
         }
+    }
+
+    /// The token, if it is one alone and of 32 bits; `None` also for what [`read`](Self::read) refuses.
+    ///
+    /// # Safety
+    /// As for [`args::list`].
+    #[inline(always)] // once per request of every pass
+    pub(super) unsafe fn only(&self) -> Option<i32> {
+        let token: *const i32 = self.data.cast();
+        if self.count != 1
+            || self.element_type != KVB_TOKENS_INT32
+            || token.is_null()
+            || !token.is_aligned()
+        {
+            return None;
+        }
+        // SAFETY: one token is there by the caller's promise, and its address is one of tokens.
+        Some(unsafe { token.read() })
     }
 }
 

@@ -10,7 +10,7 @@ use super::status::kvb_status;
 use super::worker::kvb_worker;
 use crate::error::{Error, Result, bail};
 use crate::recycle::recycled;
-use crate::scheduler::{Accepted, FinishReason, GroupPages, Scheduler, Step};
+use crate::scheduler::{Accepted, Decoding, FinishReason, GroupPages, Scheduler, Step, Told};
 
 /// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
 /// the pool can supply of a prompt, which pages to load before a pass and which to publish after
@@ -349,8 +349,9 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             let given = args::list(pass.steps, pass.step_count, "pass->steps")?;
 
             let mut pages = recycled(std::mem::take(&mut leader.pages));
-            for (index, step) in given.iter().enumerate() {
-                if step.page_lists > 0 {
+            // In most passes there are none: found out without a branch per step.
+            if given.iter().fold(0, |lists, step| lists | step.page_lists) != 0 {
+                for (index, step) in given.iter().enumerate() {
                     plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)
                         .map_err(|error| within_step(error, index))?;
                 }
@@ -362,8 +363,8 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             }
             let (of_steps, mut of_accepted) = pages.split_at(of_steps);
             let steps = Steps {
-                given: given.iter(),
-                index: 0,
+                all: given,
+                left: given.iter(),
                 pages: of_steps,
             };
             let mut accepted = Vec::with_capacity(settled.len());
@@ -446,41 +447,72 @@ pub unsafe extern "C" fn kvb_scheduler_free(scheduler: *mut kvb_scheduler) {
 /// The steps of a pass, read where they lie: a list of them would cost more than all that becomes of most.
 #[derive(Clone)]
 struct Steps<'a> {
-    given: std::slice::Iter<'a, kvb_step>,
-    index: usize,
+    all: &'a [kvb_step],
+    left: std::slice::Iter<'a, kvb_step>,
     /// The page lists of all that are left.
     pages: &'a [GroupPages<'a>],
 }
 
+/// One of them.
+struct ToldStep<'a> {
+    given: &'a kvb_step,
+    index: usize,
+    pages: &'a [GroupPages<'a>],
+}
+
+impl<'a> Told<'a> for ToldStep<'a> {
+    fn request_id(&self) -> u64 {
+        self.given.request_id
+    }
+
+    #[inline(always)] // as Steps::next
+    fn decoding(&self) -> Option<Decoding> {
+        let step = self.given;
+        // SAFETY: the pass's caller lends its tokens for the call, see the header's conventions.
+        let token = unsafe { step.new_tokens.only() }?;
+        (step.page_lists == 0).then_some(Decoding {
+            token,
+            computed_position: step.computed_position,
+            scheduled_tokens: step.scheduled_tokens,
+        })
+    }
+
+    fn read(&self) -> Result<Step<'a>> {
+        let step = self.given;
+        // SAFETY: as above.
+        let new_tokens = unsafe { step.new_tokens.read("pass->steps->new_tokens.data") }
+            .map_err(|error| within_step(error, self.index))?;
+        Ok(Step {
+            request_id: step.request_id,
+            new_tokens,
+            pages: self.pages,
+            computed_position: step.computed_position,
+            scheduled_tokens: step.scheduled_tokens,
+        })
+    }
+}
+
 impl<'a> Iterator for Steps<'a> {
-    type Item = Result<Step<'a>>;
+    type Item = ToldStep<'a>;
 
     // Into the loop over them, since a step that comes back through memory costs as much as the rest.
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
-        let step = self.given.next()?;
-        let index = self.index;
-        self.index += 1;
-        // SAFETY: the pass's caller lends its tokens for the call, see the header's conventions.
-        let new_tokens = match unsafe { step.new_tokens.read("pass->steps->new_tokens.data") } {
-            Ok(new_tokens) => new_tokens,
-            Err(error) => return Some(Err(within_step(error, index))),
-        };
-        let pages = match step.page_lists {
+        let given = self.left.next()?;
+        let index = self.all.len() - self.left.len() - 1;
+        let pages = match given.page_lists {
             0 => &[],
             count => split_front(&mut self.pages, count),
         };
-        Some(Ok(Step {
-            request_id: step.request_id,
-            new_tokens,
+        Some(ToldStep {
+            given,
+            index,
             pages,
-            computed_position: step.computed_position,
-            scheduled_tokens: step.scheduled_tokens,
-        }))
+        })
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.given.size_hint()
+        self.left.size_hint()
     }
 }
 

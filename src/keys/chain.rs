@@ -115,6 +115,23 @@ impl Chain {
         done
     }
 
+    /// [`extend_open`](Self::extend_open) with one token, which any scheme takes.
+    #[inline(always)] // as that
+    pub fn extend_open_by(&mut self, token: i32) -> bool {
+        let (text, filled) = (&mut *self.text, self.filled as usize);
+        let done = match self.scheme {
+            Scheme::Trtllm => encode_one(
+                text,
+                trtllm::HASH_LEN,
+                filled,
+                i64::from(token).to_le_bytes(),
+            ),
+            Scheme::Kvb1 => encode_one(text, kvb1::HASH_LEN, filled, token.to_le_bytes()),
+        };
+        self.filled += u32::from(done);
+        done
+    }
+
     /// Whether these are tokens that [`extend`](Self::extend) takes.
     pub fn can_hash(&self, tokens: Tokens<'_>) -> bool {
         self.scheme != Scheme::Kvb1 || kvb1::check(tokens).is_ok()
@@ -344,6 +361,25 @@ fn encode_open<E: Copy, const WIDTH: usize>(
         _ => return false,
     }
     true
+}
+
+/// [`encode_open`] with one token.
+#[inline(always)] // as its caller
+fn encode_one<const WIDTH: usize>(
+    text: &mut [u8],
+    head: usize,
+    filled: usize,
+    bytes: [u8; WIDTH],
+) -> bool {
+    let from = head + filled * WIDTH;
+    // With room for another one behind it: else it completes the block, or the text has to grow.
+    match text.get_mut(from..from + 2 * WIDTH) {
+        Some(room) => {
+            room[..WIDTH].copy_from_slice(&bytes);
+            true
+        }
+        None => false,
+    }
 }
 
 /// Without the bytes of the text that mean nothing, so that equal chains read the same.

@@ -144,7 +144,7 @@ proptest! {
         lookahead in select(vec![0u32, 0, 1, 2, 7, 45]),
         tokens in vec(any::<i32>(), 0..300),
         wide in any::<bool>(),
-        cuts in vec((0..60usize, any::<bool>()), 0..20),
+        cuts in vec((prop_oneof![1..=1usize, 0..60usize], any::<bool>()), 0..20),
     ) {
         let mut all: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
         let wide = wide && scheme == Scheme::Trtllm;
@@ -163,7 +163,19 @@ proptest! {
             };
             // Taken back and given again, as long as they complete no block.
             let before = chain.block_count();
-            match chain.extend_open(new) {
+            let by_one = match new {
+                Tokens::I32(&[token]) => {
+                    let mut other = chain.clone();
+                    Some((other.extend_open_by(token), format!("{other:?}")))
+                }
+                _ => None,
+            };
+            let taken = chain.extend_open(new);
+            if let Some((taken_by_one, other)) = by_one {
+                prop_assert_eq!(taken_by_one, taken);
+                prop_assert_eq!(other, format!("{chain:?}"));
+            }
+            match taken {
                 true => {
                     prop_assert_eq!(chain.block_count(), before);
                     chain.retract_open(new.len());

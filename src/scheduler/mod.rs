@@ -90,6 +90,50 @@ pub struct Step<'a> {
     pub scheduled_tokens: u64,
 }
 
+/// A [`Step`] with one new token and no pages, as most steps of decoding requests are.
+#[derive(Debug, Clone, Copy)]
+pub struct Decoding {
+    /// The token.
+    pub token: i32,
+    /// As in [`Step`].
+    pub computed_position: u64,
+    /// As in [`Step`].
+    pub scheduled_tokens: u64,
+}
+
+/// A step where its teller has it; what is needed of it is read.
+pub trait Told<'a> {
+    /// Whose it is.
+    fn request_id(&self) -> u64;
+
+    /// All that it says, if that is so little.
+    fn decoding(&self) -> Option<Decoding>;
+
+    /// All that it says. Errors: the teller's, it is no step.
+    fn read(&self) -> Result<Step<'a>>;
+}
+
+impl<'a> Told<'a> for &Step<'a> {
+    fn request_id(&self) -> u64 {
+        self.request_id
+    }
+
+    fn decoding(&self) -> Option<Decoding> {
+        match (self.new_tokens, self.pages) {
+            (Tokens::I32(&[token]), []) => Some(Decoding {
+                token,
+                computed_position: self.computed_position,
+                scheduled_tokens: self.scheduled_tokens,
+            }),
+            _ => None,
+        }
+    }
+
+    fn read(&self) -> Result<Step<'a>> {
+        Ok(**self)
+    }
+}
+
 /// Why a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::record::{Plain, Record, Stage};
-use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step};
+use super::records::Records;
+use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step, Told};
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Scheme, TokenDigest, Tokens};
@@ -31,14 +32,14 @@ impl Scheduler {
         steps: &[Step<'_>],
         accepted: &[Accepted<'_>],
     ) -> Result<Arc<Metadata>> {
-        self.build_from(steps.iter().map(|step| Ok(*step)), accepted)
+        self.build_from(steps.iter(), accepted)
     }
 
-    /// [`Scheduler::build_accepting`] for a caller that makes its steps as they are asked for, and so needs no list of them.
-    /// The first that is an error makes the pass fail with it. A clone has to give the same steps.
+    /// [`Scheduler::build_accepting`] for a caller whose steps are read as they are needed, and so needs no list of them.
+    /// The first that cannot be read makes the pass fail. A clone has to give the same steps.
     pub fn build_from<'a>(
         &mut self,
-        steps: impl ExactSizeIterator<Item = Result<Step<'a>>> + Clone,
+        steps: impl ExactSizeIterator<Item: Told<'a>> + Clone,
         accepted: &[Accepted<'_>],
     ) -> Result<Arc<Metadata>> {
         self.take_report();
@@ -90,16 +91,17 @@ impl Scheduler {
     /// their records. An error leaves everything as it was.
     fn take_plain_steps<'a>(
         &mut self,
-        steps: impl ExactSizeIterator<Item = Result<Step<'a>>> + Clone,
+        steps: impl ExactSizeIterator<Item: Told<'a>> + Clone,
         groups: &[GroupInfo],
     ) -> Result<Vec<(Step<'a>, u32)>> {
         self.build_calls += 1;
         let mut open = recycled(std::mem::take(&mut self.open_steps));
         // What is there is where the requests of the last pass were.
         self.placed.resize(steps.len(), Placed::default());
-        let mut done = 0;
-        let taken = self.take_or_check(steps.clone(), groups, &mut open, &mut done);
-        if let Err(error) = taken {
+        let mut left = steps.clone();
+        if let Err(error) = self.take_or_check(&mut left, groups, &mut open) {
+            // Of the one that was looked at last, nothing was taken.
+            let done = steps.len() - left.len() - 1;
             self.take_plain_back(steps.take(done));
             self.open_steps = recycled(open);
             return Err(error);
@@ -107,44 +109,45 @@ impl Scheduler {
         Ok(open)
     }
 
-    /// Adds to `open` what is not plain, and leaves in `done` how many steps went well.
+    /// Adds to `open` what is not plain. After an error the one that it is about was taken out of `steps` last.
     fn take_or_check<'a>(
         &mut self,
-        steps: impl Iterator<Item = Result<Step<'a>>>,
+        steps: &mut impl ExactSizeIterator<Item: Told<'a>>,
         groups: &[GroupInfo],
         open: &mut Vec<(Step<'a>, u32)>,
-        done: &mut usize,
     ) -> Result<()> {
         let (terms, call) = (&self.terms, self.build_calls);
         let plain = Plain::new(terms);
-        for (step, placed) in steps.zip(&mut self.placed) {
-            let step = step?;
-            let Some(visit) = self.records.visit(step.request_id, placed.record) else {
-                placed.is_plain = false;
-                *done += 1;
+        let mut placed = self.placed.iter_mut();
+        while let Some((step, placed)) =
+            take_decodings(&mut self.records, steps, &mut placed, plain, call)
+        {
+            let id = step.request_id();
+            // Also one that nobody knows has to be a step.
+            let step = step.read()?;
+            placed.is_plain = false;
+            let Some(visit) = self.records.visit(id, placed.record) else {
                 continue;
             };
             if std::mem::replace(visit.seen_in, call) == call {
-                return Err(listed_twice(step.request_id));
+                return Err(listed_twice(id));
             }
             placed.record = visit.place;
             placed.is_plain = visit.record.take_plain(&step, plain);
             if !placed.is_plain {
-                // A copy made here: of the step itself every other one would lie in memory, too.
-                let step = Step { ..step };
-                check_open(terms, step, visit.place, visit.record, groups, open)?;
+                check_step(terms, &step, visit.record, groups)?;
+                open.push((step, visit.place));
             }
-            *done += 1;
         }
         Ok(())
     }
 
     /// As if these steps, of which the plain ones were taken, had not come.
-    fn take_plain_back<'a>(&mut self, steps: impl Iterator<Item = Result<Step<'a>>>) {
+    fn take_plain_back<'a>(&mut self, steps: impl Iterator<Item: Told<'a>>) {
         let plain = Plain::new(&self.terms);
         for (step, placed) in steps.zip(&self.placed) {
             if placed.is_plain
-                && let Ok(step) = step
+                && let Ok(step) = step.read()
                 && let Some(record) = self.records.at(placed.record)
             {
                 record.take_plain_back(step.new_tokens.len(), plain);
@@ -287,19 +290,34 @@ fn listed_twice(id: u64) -> Error {
     Error::new(Kind::InvalidArgument, message)
 }
 
-/// Checks a step that is not plain and adds it to `open`.
+/// Takes steps as long as each is of a decoding request that lies where it lay in the last pass. The first that is not,
+/// or not plain, is answered, and nothing of it was taken.
+// Apart, since the few values it needs then stay in registers: it is what most passes do with all of their steps.
 #[inline(never)]
-fn check_open<'a>(
-    terms: &Terms,
-    step: Step<'a>,
-    place: u32,
-    record: &Record,
-    groups: &[GroupInfo],
-    open: &mut Vec<(Step<'a>, u32)>,
-) -> Result<()> {
-    check_step(terms, &step, record, groups)?;
-    open.push((step, place));
-    Ok(())
+fn take_decodings<'a, 'p, T: Told<'a>>(
+    records: &mut Records,
+    steps: &mut impl Iterator<Item = T>,
+    placed: &mut std::slice::IterMut<'p, Placed>,
+    plain: Plain,
+    call: u64,
+) -> Option<(T, &'p mut Placed)> {
+    loop {
+        let (step, placed) = (steps.next()?, placed.next()?);
+        let taken = step.decoding().is_some_and(|decoding| {
+            records
+                .visit_at(placed.record, step.request_id())
+                .is_some_and(|visit| {
+                    *visit.seen_in != call && visit.record.take_decoding(&decoding, plain) && {
+                        *visit.seen_in = call;
+                        true
+                    }
+                })
+        });
+        if !taken {
+            return Some((step, placed));
+        }
+        placed.is_plain = true;
+    }
 }
 
 /// Holds a step against what is known; changes nothing.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{GroupPages, Step};
+use super::{Decoding, GroupPages, Step};
 use crate::engine::Terms;
 use crate::error::{Result, bail};
 use crate::keys::{Chain, Seed};
@@ -155,32 +155,48 @@ impl Record {
 
     /// Takes a step that has nothing to check against the offer, enters no pages and completes no block, as most steps of
     /// decoding requests are. False: it is another one, perhaps a wrong one, and nothing changed.
-    #[inline(always)] // into the loop over the steps
     pub fn take_plain(&mut self, step: &Step<'_>, plain: Plain) -> bool {
         let count = step.new_tokens.len() as u64;
-        let known = self.tokens + count;
-        let position = step.computed_position;
-        let Some(computed) = position.checked_add(step.scheduled_tokens) else {
-            return false;
-        };
-        let is_plain = self.stage == Stage::Running
-            && self.load.is_none()
-            && !self.sits_out
-            && step.pages.is_empty()
-            && position <= known
-            && known <= plain.most_tokens
-            && (count == 0 || position >= self.prompt_tokens)
-            && computed < (u64::from(self.confirmed) + 1) * plain.block_tokens
-            && !plant::is(Bug::PagesCount);
         let takes = |chain: &mut Chain| match plain.hashes {
             true => chain.extend_open(step.new_tokens),
             false => chain.can_hash(step.new_tokens),
         };
-        if !is_plain || !takes(&mut self.chain) {
+        if !step.pages.is_empty()
+            || !self.is_plain(count, step.computed_position, step.scheduled_tokens, plain)
+            || !takes(&mut self.chain)
+        {
             return false;
         }
-        self.tokens = known;
+        self.tokens += count;
         true
+    }
+
+    /// [`take_plain`](Self::take_plain) for one new token.
+    #[inline(always)] // into the loop over the steps
+    pub fn take_decoding(&mut self, step: &Decoding, plain: Plain) -> bool {
+        if !self.is_plain(1, step.computed_position, step.scheduled_tokens, plain)
+            || (plain.hashes && !self.chain.extend_open_by(step.token))
+        {
+            return false;
+        }
+        self.tokens += 1;
+        true
+    }
+
+    #[inline(always)] // as its callers
+    fn is_plain(&self, count: u64, position: u64, scheduled: u64, plain: Plain) -> bool {
+        let known = self.tokens + count;
+        let Some(computed) = position.checked_add(scheduled) else {
+            return false;
+        };
+        self.stage == Stage::Running
+            && self.load.is_none()
+            && !self.sits_out
+            && position <= known
+            && known <= plain.most_tokens
+            && (count == 0 || position >= self.prompt_tokens)
+            && computed < (u64::from(self.confirmed) + 1) * plain.block_tokens
+            && !plant::is(Bug::PagesCount)
     }
 
     /// Takes back [`take_plain`](Self::take_plain) of a step with so many new tokens.

@@ -40,15 +40,24 @@ impl Records {
     }
 
     /// The request's record, found at once if it lies at `guess`: a pass mostly lists the requests of the one before.
-    #[inline(always)] // into the loop over the steps
     pub fn visit(&mut self, id: u64, guess: u32) -> Option<Visit<'_>> {
         let place = match self.marks.get(guess as usize) {
             Some(mark) if mark.id == id => guess,
             _ => self.place(id)?,
         };
+        self.visit_at(place, id)
+    }
+
+    /// The request's record, if it lies there.
+    #[inline(always)] // into the loop over the steps
+    pub fn visit_at(&mut self, place: u32, id: u64) -> Option<Visit<'_>> {
+        let mark = self.marks.get_mut(place as usize)?;
+        if mark.id != id {
+            return None;
+        }
         Some(Visit {
             place,
-            seen_in: &mut self.marks.get_mut(place as usize)?.seen_in,
+            seen_in: &mut mark.seen_in,
             record: self.records.get_mut(place as usize)?,
         })
     }

@@ -158,7 +158,12 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
             Ok(None) => {
                 let until = self.terms.deadline.min(now + COOLDOWN);
                 let addresses = Arc::new(resolve(endpoint, until));
-                known.learn(endpoint, &addresses, now);
+                let later = Instant::now();
+                known.learn(endpoint, &addresses, later);
+                // A names' server that is silent shall not cost every part its time.
+                if addresses.is_empty() && later.saturating_duration_since(now) >= COOLDOWN / 2 {
+                    known.shun(endpoint, later + COOLDOWN, later);
+                }
                 addresses
             }
         };

@@ -146,9 +146,11 @@ impl<'p, 'm> Plan<'p, 'm> {
         let (mut part, mut bytes) = (Vec::new(), 0_u64);
         while bytes < queue.share
             && part.len() < MOST_PAGES
+            && let Some(size) = queue.pages.front().map(|page| page.size)
+            && (part.is_empty() || bytes.saturating_add(size) <= MOST_BYTES)
             && let Some(page) = queue.pages.pop_front()
         {
-            bytes = bytes.saturating_add(page.size);
+            bytes = bytes.saturating_add(size);
             part.push(page);
         }
         part

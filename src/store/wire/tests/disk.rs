@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::seam::segment;
 use super::soon;
 use super::stand_in::{Asked, Line, StandIn};
 use crate::device::memory::{Source, Target};
@@ -15,7 +16,7 @@ use crate::store::wire::messages::{
     Buffer, COMPLETE, InMemory, Locate, OnDisk, Place, Replica, Replicas, Stage, Staged, Unstage,
 };
 use crate::store::wire::pack::{Answer, Request, Text, Uuid};
-use crate::store::wire::segment::{Limits, Segment, Settings};
+use crate::store::wire::segment::Segment;
 use crate::store::wire::transfer::{self, Directory, Peers, WriteJob};
 use crate::store::{GetOutcome, Pieces, Store, code};
 
@@ -35,13 +36,7 @@ struct Rig {
 impl Rig {
     /// Page `n` is full of `n + 1`.
     fn new() -> Self {
-        let segment = Segment::open(&Settings {
-            bind: "127.0.0.1".parse().unwrap(),
-            host: "127.0.0.1".to_owned(),
-            size: 64 << 20,
-            limits: Limits::default(),
-        })
-        .unwrap();
+        let segment = segment();
         let peers = Peers::new(transfer::Settings::new(Directory::Handshake));
         let pages: Vec<Vec<u8>> = (0..PAGES).map(|it| vec![it as u8 + 1; PAGE]).collect();
         let sources: Vec<_> = pages.iter().map(|page| [Source::from(&page[..])]).collect();

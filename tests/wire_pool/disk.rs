@@ -15,9 +15,13 @@ use crate::{open, with_pool_of};
 
 /// Waits until no copy of these is in memory.
 fn wait_until_on_disk(name: &str, count: usize) {
+    wait_until_on_disk_of("default", name, count);
+}
+
+fn wait_until_on_disk_of(tenant: &str, name: &str, count: usize) {
     let deadline = || Instant::now() + Duration::from_secs(20);
     let address = master().parse().unwrap();
-    let master = Master::connect(vec![address], "default", Uuid(7, 7), deadline()).unwrap();
+    let master = Master::connect(vec![address], tenant, Uuid(7, 7), deadline()).unwrap();
     let keys = numbered(name, count);
     let keys: Vec<Text<'_>> = keys.iter().map(Text).collect();
     let mut on_disk = 0;
@@ -84,6 +88,24 @@ fn ours(store: &Arc<dyn Store>) {
     let outcomes = get(&**store, &numbered("ours", COUNT), 100_000).0;
     assert_eq!(outcomes[0], GetOutcome::Missing);
     assert_eq!(outcomes[1..], vec![GetOutcome::Landed(100_000); COUNT - 1]);
+}
+
+/// On the disk, too, each tenant's pages are its own.
+#[test]
+fn pages_of_a_tenant_are_read_from_a_disk() {
+    let options = ["--segment", "64", "--disk", "--tenant", "blue"];
+    with_pool_of(&options, "disk::tenant");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn tenant() {
+    let store = open(r#""global_segment_size": 0, "tenant_id": "blue","#)
+        .handle()
+        .unwrap();
+    put_content(&*store, "blue");
+    wait_until_on_disk_of("blue", "blue", COUNT);
+    get_content(&*store, "blue");
 }
 
 /// Against the master at `KVB_POOL_MASTER`, whatever its version is, to which another process of that version lends memory

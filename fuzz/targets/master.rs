@@ -1,9 +1,9 @@
-//! What a master of Mooncake's sends.
+//! What a master of Mooncake's sends, and an owner of a disk.
 
 #![no_main]
 
 use kvbridge::store::wire::family::Family;
-use kvbridge::store::wire::messages::{Pong, Replica, Replicas, Task};
+use kvbridge::store::wire::messages::{Pong, Replica, Replicas, Staged, Task};
 use kvbridge::store::wire::pack::{Answer, Pack, Text, Unpack, code, pack, unpack};
 use kvbridge::store::wire::rpc;
 use kvbridge_fuzz::edge::Fenced;
@@ -47,6 +47,8 @@ fuzz_target!(|data: &[u8]| {
         read::<Vec<Answer<Vec<Replica<'_>>>>>(family, bytes, &mut Default::default());
         read::<Answer<Vec<Task<'_>>>>(family, bytes, &mut Default::default());
         read::<Answer<Pong>>(family, bytes, &mut Default::default());
+        read::<Answer<Staged<'_>>>(family, bytes, &mut Default::default());
+        read::<bool>(family, bytes, &mut Default::default());
         read::<Text<'_>>(family, bytes, &mut Default::default());
     }
 });

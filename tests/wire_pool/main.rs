@@ -6,6 +6,7 @@
 
 #[path = "../calls/mod.rs"]
 mod calls;
+mod disk;
 mod exchange;
 mod faults;
 mod pressure;

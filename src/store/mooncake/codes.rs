@@ -43,6 +43,12 @@ const TRANSFER_FAILED: i32 = -800;
 /// What the master of a pool that keeps tenants apart says to a tenant that it does not know.
 pub(in crate::store) const UNKNOWN_TENANT: i32 = -1701;
 
+/// What the owner of a disk says of a key that it does not have, for example since it has evicted it.
+pub(in crate::store) fn not_on_disk(code: i32) -> bool {
+    // No such key; no such file.
+    matches!(code, -400 | -1100) || meaning(code) == Meaning::NotFound
+}
+
 /// Also true where a key was left without an answer: what became of its buffer, nobody knows.
 pub(super) fn is_outage(number: i32) -> bool {
     number == code::NO_ANSWER || meaning(number) == Meaning::Transport

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::alive::Lent;
+use super::disk::{Disks, Found, Terms};
 use super::master::{Answers, Master};
 use super::messages::Replicas;
 use super::pack::{Answer, Text};
@@ -47,6 +48,7 @@ impl Times {
 pub struct Client {
     pub(super) master: Arc<Master>,
     pub(super) peers: Peers,
+    pub(super) disks: Disks,
     pub(super) times: Times,
     pub(super) capabilities: Capabilities,
     /// Memory that this process lends to the pool, if it lends any.
@@ -107,21 +109,34 @@ impl Client {
     pub(super) fn get(
         &self,
         keys: &Keys,
-        targets: Pieces<'_, Target<'_>>,
+        mut targets: Pieces<'_, Target<'_>>,
         out: &mut Vec<GetOutcome>,
     ) {
+        let deadline = after(Instant::now(), self.times.load);
         let names = names(keys);
+        let mut on_disk = Found::default();
         let locate = |deadline: Instant, found: &mut dyn FnMut(usize, Answer<Replicas<'_>>)| {
-            self.master.locate(&names, deadline, found)
+            self.master.locate(&names, deadline, |index, answer| {
+                on_disk.note(index, &answer);
+                found(index, answer);
+            })
         };
         get::get(
             locate,
             &self.peers,
             self.times.load,
-            targets,
+            targets.reborrow(),
             keys.len(),
             out,
         );
+        // What memory did not bring.
+        let terms = Terms {
+            tenant: self.master.tenant(),
+            family: self.master.family(),
+            peers: &self.peers,
+            deadline,
+        };
+        self.disks.read(&on_disk, keys, targets, terms, out);
     }
 
     pub(super) fn remove(&self, keys: &Keys, force: bool, out: &mut Vec<RemoveOutcome>) {

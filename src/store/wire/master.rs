@@ -267,7 +267,8 @@ impl Master {
         })
     }
 
-    fn tenant(&self) -> Text<'_> {
+    /// Whose keys it is asked for.
+    pub fn tenant(&self) -> Text<'_> {
         Text(&self.tenant)
     }
 

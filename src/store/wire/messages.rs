@@ -1,4 +1,4 @@
-//! The calls of Mooncake's master, and what passes over them: the one table of their layouts.
+//! The calls of Mooncake's master and of owners of disks, and what passes over them: the one table of their layouts.
 //!
 //! `docs/design/wire.md` says what was learned about each, and how.
 
@@ -362,4 +362,36 @@ request! {
 request! {
     /// The master's version as it says; always "2.0.0".
     pub struct ServiceReady = "ServiceReady" -> Answer<Text<'m>> {}
+}
+
+record! {
+    /// Objects that an owner has read from its disk into memory of its own.
+    pub struct Staged<'a> {
+        /// Its name for all of them together, in [`Unstage`].
+        batch: u64,
+        /// Where each one lies, in the owner's numbers.
+        addresses: Vec<u64>,
+        /// Where the owner is asked for the rest, as in [`Buffer`].
+        endpoint: Text<'a>,
+        /// Milliseconds from the request, after which the memory may be another object's.
+        ttl_ms: u64,
+    }
+}
+
+request! {
+    /// Asks the owner of a disk to read objects into its memory. It does so with all of them or none.
+    pub struct Stage<'a> = "batch_get_offload_object" of "RealClient" -> Answer<Staged<'m>> {
+        /// Which, each behind its tenant and a NUL.
+        keys: &'a [Text<'a>],
+        /// Bytes of each: exactly.
+        sizes: &'a [i64],
+    }
+}
+
+request! {
+    /// Gives back the memory of a batch before its time. Answers whether the owner still knew it.
+    pub struct Unstage = "release_offload_buffer" of "RealClient" -> bool {
+        /// [`Staged::batch`].
+        batch: u64,
+    }
 }

@@ -11,6 +11,7 @@
 //! | `master.rs` | the master: its calls in batches, connections that come and go |
 //! | `transfer/` | the bytes of objects: to and from the memory of their owners |
 //! | `spots.rs`, `get.rs`, `put.rs` | what a get and a put are made of |
+//! | `disk/` | objects on the disks of other clients |
 //! | `alive.rs` | memory that is lent to the pool |
 //! | `client.rs`, `handle.rs`, `open.rs` | a client, the stores on it, and the way to one |
 //! | `codes.rs` | what a call without an answer means |
@@ -18,6 +19,7 @@
 mod alive;
 mod client;
 mod codes;
+mod disk;
 pub mod family;
 mod get;
 mod handle;

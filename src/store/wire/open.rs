@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::alive::{Lent, Memory};
 use super::client::{Client, Times};
+use super::disk::Disks;
 use super::family::Family;
 use super::handle::Handle;
 use super::master::Master;
@@ -109,6 +110,7 @@ impl Connection {
                 own: segment,
                 ..Settings::new(directory)
             }),
+            disks: Disks::new(),
             times: Times::new(config),
             capabilities,
             lent,

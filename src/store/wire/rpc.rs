@@ -5,6 +5,7 @@
 //! an answer that nobody waits for any more may still come.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use super::family::Family;
@@ -24,6 +25,8 @@ const READ_AHEAD: usize = 64 << 10;
 
 /// What the RPC layer answers to arguments of another layout.
 pub const WRONG_LAYOUT: u8 = 4;
+/// What it answers to a method that there is not.
+const NO_METHOD: u8 = 11;
 
 /// Why a call brought nothing. But for `Refused` the connection is lost with it.
 #[derive(Debug)]
@@ -45,6 +48,13 @@ pub struct Refusal {
     pub error: u8,
     /// What it says.
     pub text: String,
+}
+
+impl Refusal {
+    /// Whether the same call would be refused whatever it is about.
+    pub fn is_general(&self) -> bool {
+        matches!(self.error, WRONG_LAYOUT | NO_METHOD)
+    }
 }
 
 impl fmt::Display for Failure {
@@ -151,51 +161,75 @@ impl Connection {
     /// Blocks until `deadline` at most. After an error nothing more can be said over this connection.
     pub fn exchange(
         &mut self,
-        mut requests: Requests,
+        requests: Requests,
         deadline: Instant,
         mut take: impl FnMut(usize, Result<&[u8], Refusal>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let count = requests.heads.len();
-        let first = self.next;
-        requests.number(first);
-        self.next = first.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
-        let mut is_open = vec![true; count];
-        let (mut open, mut rest) = (count, &requests.bytes[..]);
-        while open > 0 {
+        let mut open = self.begin(requests);
+        while !open.is_answered() {
             // Also where something always comes, so that nothing is waited for.
             if Instant::now() >= deadline {
                 return Err(Failure::Deadline);
             }
-            // Both ways at once: a master that waits for room for its answers reads no requests.
-            let interest = Interest {
-                read: true,
-                write: !rest.is_empty(),
-            };
-            if interest.write
-                && let Some(written) = self.socket.write(rest)?
-            {
-                rest = rest.get(written..).unwrap_or_default();
-                if rest.is_empty() {
-                    continue;
-                }
+            if !self.step(&mut open, &mut take)? {
+                self.socket.wait(open.interest(), deadline)?;
             }
-            if self.incoming.fill(&self.socket)? {
-                while let Some(heard) = self.incoming.next()? {
-                    let number = heard.number;
-                    let index = number.wrapping_sub(first) as usize;
-                    let Some(is_open @ true) = is_open.get_mut(index) else {
-                        let text = format!("it is for request {number}, which nobody made");
-                        return Err(Failure::Nonsense(text));
-                    };
-                    *is_open = false;
-                    open -= 1;
-                    take(index, heard.answer)?;
-                }
-                continue;
-            }
-            self.socket.wait(interest, deadline)?;
         }
-        match self.incoming.is_empty() && rest.is_empty() {
+        self.end(&open)
+    }
+
+    /// Begins an exchange that [`step`](Self::step) carries on: sends nothing yet. One at a time.
+    pub fn begin(&mut self, mut requests: Requests) -> Open {
+        let count = requests.heads.len();
+        let first = self.next;
+        requests.number(first);
+        self.next = first.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
+        Open {
+            bytes: requests.bytes,
+            sent: 0,
+            first,
+            is_open: vec![true; count],
+            count,
+        }
+    }
+
+    /// Sends and takes some of what can be without waiting, and says whether anything was. See
+    /// [`exchange`](Self::exchange).
+    pub fn step(
+        &mut self,
+        open: &mut Open,
+        mut take: impl FnMut(usize, Result<&[u8], Refusal>) -> Result<(), Failure>,
+    ) -> Result<bool, Failure> {
+        // Both ways at once: a master that waits for room for its answers reads no requests.
+        let rest = open.bytes.get(open.sent..).unwrap_or_default();
+        if !rest.is_empty()
+            && let Some(written) = self.socket.write(rest)?
+        {
+            open.sent += written;
+            if open.sent == open.bytes.len() {
+                return Ok(true);
+            }
+        }
+        if !self.incoming.fill(&self.socket)? {
+            return Ok(false);
+        }
+        while let Some(heard) = self.incoming.next()? {
+            let number = heard.number;
+            let index = number.wrapping_sub(open.first) as usize;
+            let Some(is_open @ true) = open.is_open.get_mut(index) else {
+                let text = format!("it is for request {number}, which nobody made");
+                return Err(Failure::Nonsense(text));
+            };
+            *is_open = false;
+            open.count -= 1;
+            take(index, heard.answer)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether an exchange that is answered ended as it should: nothing is left, on either way.
+    pub fn end(&self, open: &Open) -> Result<(), Failure> {
+        match self.incoming.is_empty() && open.sent == open.bytes.len() {
             true => Ok(()),
             false => Err(Failure::Nonsense("more came than was asked for".to_owned())),
         }
@@ -218,6 +252,39 @@ impl Connection {
         self.exchange(list, deadline, |index, answer| {
             take(index, unpack(answer.map_err(Failure::Refused)?, family)?)
         })
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// An exchange that goes on.
+#[derive(Debug)]
+pub struct Open {
+    bytes: Vec<u8>,
+    sent: usize,
+    /// The number of the first request.
+    first: u32,
+    is_open: Vec<bool>,
+    /// Requests without an answer.
+    count: usize,
+}
+
+impl Open {
+    /// Whether every request has its answer.
+    pub fn is_answered(&self) -> bool {
+        self.count == 0
+    }
+
+    /// What its connection waits for.
+    pub fn interest(&self) -> Interest {
+        Interest {
+            read: true,
+            write: self.sent < self.bytes.len(),
+        }
     }
 }
 

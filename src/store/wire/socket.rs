@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -51,6 +52,11 @@ impl Socket {
         Ok(Self(stream))
     }
 
+    /// A connection that was made without waiting, and that does not block.
+    pub fn made(handle: OwnedFd) -> Self {
+        Self(TcpStream::from(handle))
+    }
+
     /// Waits until it is ready for one of the two at least.
     pub fn wait(&self, interest: Interest, deadline: Instant) -> Result<Interest, Trouble> {
         let mut wanted = PollFlags::empty();
@@ -97,6 +103,12 @@ impl Socket {
     /// Whether an idle connection can still be used: nothing came and nothing ended since the last answer.
     pub fn is_quiet(&self) -> bool {
         matches!((&self.0).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -47,10 +47,21 @@ impl Owners {
 
     /// How the owner is found.
     pub fn endpoint(&self, spot: Spot) -> &str {
-        self.names.get(spot.owner).map_or("", String::as_str)
+        self.name(spot.owner)
     }
 
-    fn number(&mut self, endpoint: &str) -> usize {
+    /// The endpoint with this number.
+    pub fn name(&self, owner: usize) -> &str {
+        self.names.get(owner).map_or("", String::as_str)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// The number of the owner that this endpoint names.
+    pub fn number(&mut self, endpoint: &str) -> usize {
         if let Some(&known) = self.places.get(endpoint) {
             return known;
         }

@@ -157,11 +157,11 @@ macro_rules! variant {
     };
 }
 
-/// A call of the master: its arguments in their order, and what it answers.
+/// A call of the master, or of another class: its arguments in their order, and what it answers.
 macro_rules! request {
     (
         $(#[$about:meta])*
-        pub struct $name:ident $(<$life:lifetime>)? = $method:literal -> $reply:ty {
+        pub struct $name:ident $(<$life:lifetime>)? = $method:literal $(of $class:literal)? -> $reply:ty {
             $( $(#[$field_about:meta])* $field:ident : $type:ty $(= $rule:ident $version:ident)? ),* $(,)?
         }
     ) => {
@@ -172,6 +172,7 @@ macro_rules! request {
         }
 
         impl $(<$life>)? $crate::store::wire::pack::Request for $name $(<$life>)? {
+            $( const CLASS: &'static str = $class; )?
             const METHOD: &'static str = $method;
             type Reply<'m> = $reply;
 

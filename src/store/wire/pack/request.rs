@@ -1,18 +1,17 @@
-//! Calls of the master as bytes.
+//! Calls as bytes.
 
 use super::literal::{code_of, mark};
 use super::write::with_head;
 use super::{Unpack, Writer};
 use crate::store::wire::family::Family;
 
-/// The class whose methods the master offers.
-const SERVICE: &str = "mooncake::WrappedMasterService::";
-
-/// A call of the master. Described by `request!`.
+/// A call of the master, unless it says otherwise. Described by `request!`.
 pub trait Request {
+    /// The class whose method it is; by default the one that the master offers.
+    const CLASS: &'static str = "WrappedMasterService";
     /// The method's name.
     const METHOD: &'static str;
-    /// What the master answers; it borrows from the message.
+    /// What is answered; it borrows from the message.
     type Reply<'m>: Unpack<'m>;
 
     /// Appends the arguments' literals, and says how many there are.
@@ -24,9 +23,9 @@ pub trait Request {
     /// Appends the arguments.
     fn write(&self, to: &mut Writer<'_>);
 
-    /// The number by which the master knows the method.
+    /// The number by which the other side knows the method.
     fn function_id() -> u32 {
-        let name = [SERVICE, Self::METHOD].concat();
+        let name = ["mooncake::", Self::CLASS, "::", Self::METHOD].concat();
         let [a, b, c, d, ..] = md5::compute(name).0;
         u32::from_be_bytes([a, b, c, d])
     }

@@ -7,8 +7,8 @@ use crate::store::wire::family::Family;
 use crate::store::wire::messages::{
     ALL_REPLICAS, Buffer, COMPLETE, Exist, FetchTasks, InMemory, Locate, Mount, NEEDS_REMOUNT, PIN,
     Ping, Place, Pong, PutEnd, PutRevoke, PutStart, Remount, Remove, Replica, Replicas,
-    ReplicateConfig, Segment, ServiceReady, TASK_FAILED, Task, TaskDone, TaskEnded, Unmount,
-    Written,
+    ReplicateConfig, Segment, ServiceReady, Stage, Staged, TASK_FAILED, Task, TaskDone, TaskEnded,
+    Unmount, Unstage, Written,
 };
 
 const RECORDED: &str = include_str!("../../../../tests/vectors/wire_messages.txt");
@@ -96,7 +96,8 @@ fn err(number: i32) -> Answer<()> {
     Err(number)
 }
 
-fn exchanges_are_as_recorded(version: &str) {
+/// `staged`: where the objects were then, at which endpoint.
+fn exchanges_are_as_recorded(version: &str, staged: [u64; 2], endpoint: &str) {
     let exchanges = &mut recorded(version);
     let tenant = Text::from("default");
     let segment = Segment {
@@ -196,22 +197,52 @@ fn exchanges_are_as_recorded(version: &str) {
     expect(exchanges, &TaskEnded { client, done }, &err(-1400));
     let segment = Uuid(3, 4);
     expect(exchanges, &Unmount { segment, client }, &ok(()));
+
+    let [a, b, none] = ["default\0a", "default\0b", "default\0none"].map(Text::from);
+    let (both, other) = ([a, b], [a, none]);
+    let mut stage = Stage {
+        keys: &both,
+        sizes: &[4096, 8192],
+    };
+    let staged = Staged {
+        batch: 1,
+        addresses: staged.to_vec(),
+        endpoint: Text::from(endpoint),
+        ttl_ms: 5000,
+    };
+    expect(exchanges, &stage, &ok(staged));
+    stage.keys = &other;
+    expect(exchanges, &stage, &err(-400));
+    expect(exchanges, &Unstage { batch: 1 }, &true);
+    expect(exchanges, &Unstage { batch: 77 }, &false);
     assert!(exchanges.next().is_none());
 }
 
 #[test]
 fn masters_of_0_3_12_are_spoken_to_as_recorded() {
-    exchanges_are_as_recorded("0.3.12");
+    exchanges_are_as_recorded(
+        "0.3.12",
+        [0x7fe5_c7ff_f000, 0x7fe5_c800_2000],
+        "127.0.0.1:15416",
+    );
 }
 
 #[test]
 fn masters_of_0_3_13_are_spoken_to_as_recorded() {
-    exchanges_are_as_recorded("0.3.13");
+    exchanges_are_as_recorded(
+        "0.3.13",
+        [0x7f54_2bff_f000, 0x7f54_2c00_0000],
+        "127.0.0.1:15415",
+    );
 }
 
 #[test]
 fn masters_of_0_3_14_are_spoken_to_as_recorded() {
-    exchanges_are_as_recorded("0.3.14");
+    exchanges_are_as_recorded(
+        "0.3.14",
+        [0x7f04_a03f_5000, 0x7f04_a03f_6000],
+        "127.0.0.1:16120",
+    );
 }
 
 #[test]
@@ -287,6 +318,7 @@ fn read_as_anything(family: Family, message: &[u8]) {
     one::<Answer<Pong>>(family, message);
     one::<Text<'_>>(family, message);
     one::<ReplicateConfig<'_>>(family, message);
+    one::<Answer<Staged<'_>>>(family, message);
 }
 
 /// A message of this type with these bytes behind the code.
@@ -309,6 +341,7 @@ proptest! {
         read_as_anything(family, &headed::<Vec<Answer<Vec<Replica<'_>>>>>(family, metadata, &rest));
         read_as_anything(family, &headed::<Answer<Vec<Task<'_>>>>(family, metadata, &rest));
         read_as_anything(family, &headed::<ReplicateConfig<'_>>(family, metadata, &rest));
+        read_as_anything(family, &headed::<Answer<Staged<'_>>>(family, metadata, &rest));
     }
 
     #[test]

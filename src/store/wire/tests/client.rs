@@ -10,6 +10,7 @@ use crate::fork::Process;
 use crate::keys::Keys;
 use crate::store::wire::alive::{Lent, Memory};
 use crate::store::wire::client::{Client, Times};
+use crate::store::wire::disk::Disks;
 use crate::store::wire::family::Family;
 use crate::store::wire::handle::Handle;
 use crate::store::wire::messages::{
@@ -23,10 +24,11 @@ use crate::store::{Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Stor
 
 const NEW: Family = Family::ALL[0];
 
-fn handle(master: Arc<super::Master>, lent: Option<Lent>) -> Handle {
+pub(super) fn handle(master: Arc<super::Master>, lent: Option<Lent>) -> Handle {
     Handle::new(Arc::new(Client {
         master,
         peers: Peers::new(Settings::new(Directory::Handshake)),
+        disks: Disks::new(),
         times: Times {
             lookup: LONG,
             load: LONG,

@@ -3,6 +3,7 @@
 mod alive;
 mod calls;
 mod client;
+mod disk;
 mod hostile;
 mod seam;
 mod stand_in;

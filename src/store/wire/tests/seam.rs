@@ -12,7 +12,7 @@ use crate::store::wire::spots::MOST_REPLICAS;
 use crate::store::wire::transfer::{self, Directory, Peers, ReadJob, WriteJob};
 use crate::store::{GetOutcome, Pieces, code};
 
-fn segment() -> Segment {
+pub(super) fn segment() -> Segment {
     Segment::open(&Settings {
         bind: "127.0.0.1".parse().unwrap(),
         host: "127.0.0.1".to_owned(),

@@ -15,7 +15,7 @@ const MOST_ADDRESSES: usize = 4;
 
 /// A connection to the first of several addresses that takes it.
 #[derive(Debug)]
-pub(super) struct Dial {
+pub(in crate::store::wire) struct Dial {
     socket: Socket,
     address: SocketAddr,
     rest: std::vec::IntoIter<SocketAddr>,
@@ -23,7 +23,7 @@ pub(super) struct Dial {
 }
 
 /// The addresses of `host:port`; none that are not known by the deadline. Blocks until then at most.
-pub(super) fn resolve(endpoint: &str, deadline: Instant) -> Vec<SocketAddr> {
+pub(in crate::store::wire) fn resolve(endpoint: &str, deadline: Instant) -> Vec<SocketAddr> {
     if let Ok(address) = endpoint.parse() {
         return vec![address];
     }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::ask::Owner;
 use super::socket::Socket;
 use crate::sync::{Arc, Mutex};
 
@@ -14,31 +13,43 @@ const MOST_OWNERS: usize = 1024;
 /// Most idle connections to all owners together: handles are the process's, and it needs them for other things.
 const MOST_IDLE: usize = 256;
 
-/// The memory of all threads that use a [`Peers`](super::Peers).
+/// A connection that is kept.
+pub(in crate::store::wire) trait Quiet {
+    /// Whether it stands and nothing has arrived on it.
+    fn is_quiet(&self) -> bool;
+}
+
+impl Quiet for (Socket, SocketAddr) {
+    fn is_quiet(&self) -> bool {
+        self.0.is_quiet()
+    }
+}
+
+/// The memory of all threads that use a [`Peers`](super::Peers), or of others that ask owners: `O` is how one is reached, `C`
+/// a connection to it.
 #[derive(Debug)]
-pub(super) struct Known {
-    entries: Mutex<HashMap<String, Entry>>,
+pub(in crate::store::wire) struct Known<O, C> {
+    entries: Mutex<HashMap<String, Entry<O, C>>>,
     swept: Mutex<Instant>,
     idle_time: Duration,
     idle_most: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
-    owner: Option<Arc<Owner>>,
-    idle: Vec<Idle>,
+struct Entry<O, C> {
+    owner: Option<Arc<O>>,
+    idle: Vec<Idle<C>>,
     shunned_until: Option<Instant>,
     used: Instant,
 }
 
 #[derive(Debug)]
-struct Idle {
-    socket: Socket,
-    address: SocketAddr,
+struct Idle<C> {
+    connection: C,
     since: Instant,
 }
 
-impl Known {
+impl<O, C: Quiet> Known<O, C> {
     /// Nobody yet. Connections wait for `idle_time` to be used again, at most `idle_most` to one owner.
     pub fn new(idle_time: Duration, idle_most: usize) -> Self {
         Self {
@@ -50,7 +61,7 @@ impl Known {
     }
 
     /// The owner, if it was found before; `Err` while it is shunned.
-    pub fn find(&self, endpoint: &str, now: Instant) -> Result<Option<Arc<Owner>>, ()> {
+    pub fn find(&self, endpoint: &str, now: Instant) -> Result<Option<Arc<O>>, ()> {
         let mut entries = self.entries.lock();
         let Some(entry) = entries.get_mut(endpoint) else {
             return Ok(None);
@@ -63,7 +74,7 @@ impl Known {
     }
 
     /// Remembers how an owner is reached.
-    pub fn learn(&self, endpoint: &str, owner: &Arc<Owner>, now: Instant) {
+    pub fn learn(&self, endpoint: &str, owner: &Arc<O>, now: Instant) {
         self.change(endpoint, now, |entry| {
             entry.owner = Some(Arc::clone(owner));
             entry.idle.clear();
@@ -72,9 +83,9 @@ impl Known {
     }
 
     /// Forgets how an owner is reached, if that is still what is remembered of it.
-    pub fn forget(&self, endpoint: &str, owner: &Arc<Owner>) {
+    pub fn forget(&self, endpoint: &str, owner: &Arc<O>) {
         let mut entries = self.entries.lock();
-        let is_same = |entry: &Entry| {
+        let is_same = |entry: &Entry<O, C>| {
             entry
                 .owner
                 .as_ref()
@@ -95,12 +106,7 @@ impl Known {
     }
 
     /// A connection to an owner that stands.
-    pub fn take(
-        &self,
-        endpoint: &str,
-        owner: &Arc<Owner>,
-        now: Instant,
-    ) -> Option<(Socket, SocketAddr)> {
+    pub fn take(&self, endpoint: &str, owner: &Arc<O>, now: Instant) -> Option<C> {
         let mut entries = self.entries.lock();
         let entry = entries.get_mut(endpoint)?;
         if !entry
@@ -112,21 +118,15 @@ impl Known {
         }
         while let Some(idle) = entry.idle.pop() {
             let is_young = now.saturating_duration_since(idle.since) < self.idle_time;
-            if is_young && idle.socket.is_quiet() {
-                return Some((idle.socket, idle.address));
+            if is_young && idle.connection.is_quiet() {
+                return Some(idle.connection);
             }
         }
         None
     }
 
     /// Keeps a connection for the next batch.
-    pub fn give(
-        &self,
-        endpoint: &str,
-        owner: &Arc<Owner>,
-        connection: (Socket, SocketAddr),
-        now: Instant,
-    ) {
+    pub fn give(&self, endpoint: &str, owner: &Arc<O>, connection: C, now: Instant) {
         let mut entries = self.entries.lock();
         let idle: usize = entries.values().map(|entry| entry.idle.len()).sum();
         let Some(entry) = entries.get_mut(endpoint) else {
@@ -138,8 +138,7 @@ impl Known {
             .is_some_and(|it| Arc::ptr_eq(it, owner));
         if is_same && entry.idle.len() < self.idle_most && idle < MOST_IDLE {
             entry.idle.push(Idle {
-                socket: connection.0,
-                address: connection.1,
+                connection,
                 since: now,
             });
         }
@@ -173,7 +172,7 @@ impl Known {
         self.entries.lock().clear();
     }
 
-    fn change(&self, endpoint: &str, now: Instant, change: impl FnOnce(&mut Entry)) {
+    fn change(&self, endpoint: &str, now: Instant, change: impl FnOnce(&mut Entry<O, C>)) {
         let mut entries = self.entries.lock();
         if entries.len() >= MOST_OWNERS && !entries.contains_key(endpoint) {
             let oldest = entries.iter().min_by_key(|(_, entry)| entry.used);
@@ -194,9 +193,12 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ask::Owner;
     use super::*;
     use crate::store::wire::transfer::frame::Version;
     use crate::store::wire::transfer::owner::Description;
+
+    type Known = super::Known<Owner, (Socket, SocketAddr)>;
 
     fn owner() -> Arc<Owner> {
         Arc::new(Owner {

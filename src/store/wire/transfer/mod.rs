@@ -27,11 +27,12 @@ use rustix::io::Errno;
 use super::segment::Segment;
 use crate::store::code;
 use crate::sync::Arc;
-use known::Known;
 use visit::Visit;
 
+pub(super) use dial::{Dial, resolve};
 pub(super) use job::Job;
 pub use job::{ReadJob, WriteJob};
+pub(super) use known::{Known, Quiet};
 pub(super) use socket::{Socket, without_waiting};
 
 /// Owners that one batch meets at once. Others come when these are done: handles are the process's, and a master may
@@ -89,7 +90,7 @@ pub struct Peers {
 /// What the parts of a batch need of it.
 #[derive(Debug)]
 struct Inner {
-    known: Known,
+    known: Known<ask::Owner, (Socket, std::net::SocketAddr)>,
     directory: Directory,
     connections: usize,
     silence: Duration,

@@ -220,7 +220,7 @@ impl Segment {
         let mut done = 0;
         while done < job.size {
             let mut slices = Vec::with_capacity(SLICES.min(job.pieces.len()));
-            job.landing(done, SLICES, &mut slices);
+            job.landing(done..job.size, SLICES, &mut slices);
             match lent.memory.read(from + done, &mut slices) {
                 Ok(count) if count > 0 => done += count as u64,
                 _ => return Err(code::NO_MEMORY),
@@ -237,7 +237,7 @@ impl Segment {
         let mut done = 0;
         while done < job.size {
             let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(SLICES.min(job.pieces.len()));
-            job.sending(done, SLICES, &mut slices);
+            job.sending(done..job.size, SLICES, &mut slices);
             match lent.memory.write(to + done, &slices) {
                 Ok(count) if count > 0 => done += count as u64,
                 // A page of memory that was never used before, and there is none.

@@ -54,6 +54,7 @@ pub fn capabilities(family: Family, tenant: bool) -> Capabilities {
         // It cannot: each call ends by itself. But a caller waits no longer than its own deadline, and the breaker
         // keeps it from a pool that is gone, only where the guard makes the calls.
         can_be_late: true,
+        ends_by_itself: true,
         tells_already_there: true,
         spares_wrong_targets: true,
     }

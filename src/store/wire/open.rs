@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::alive::{Lent, Memory};
+use super::alive::{self, Lent, Memory};
 use super::client::{Client, Times};
 use super::family::Family;
 use super::handle::Handle;
@@ -266,6 +266,16 @@ fn serve(
 struct Served {
     segment: Arc<Segment>,
     directory: Directory,
+}
+
+impl alive::Server for Served {
+    fn move_on(&self, deadline: Instant) -> Result<u64> {
+        let base = self.segment.move_on();
+        if let Directory::Http(server) = &self.directory {
+            announce::publish(server, &self.segment, deadline)?;
+        }
+        Ok(base)
+    }
 }
 
 impl Drop for Served {

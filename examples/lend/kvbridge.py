@@ -216,9 +216,12 @@ class Store:
 def texts(texts):
     """A list of kvb_bytes, which keeps what it points to."""
     encoded = [text.encode() for text in texts]
+    # One buffer for all: asking ctypes for an address takes longer than all the rest.
+    joined = b"".join(encoded)
+    address = c.cast(c.c_char_p(joined), c.c_void_p).value
     array = (Bytes * max(len(encoded), 1))()
     for entry, text in zip(array, encoded):
-        entry.data = c.cast(c.c_char_p(text), c.c_void_p).value
-        entry.size = len(text)
-    array.encoded = encoded
+        entry.data, entry.size = address, len(text)
+        address += len(text)
+    array.joined = joined
     return array

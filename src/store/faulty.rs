@@ -120,10 +120,25 @@ impl Faulty {
         store
     }
 
+    /// Wraps a store as one that is guarded although [its calls end by themselves](Capabilities::ends_by_itself).
+    pub fn prompt(inner: Arc<dyn Store>, script: Script) -> Arc<Self> {
+        let mut capabilities = inner.capabilities().clone();
+        (capabilities.can_be_late, capabilities.ends_by_itself) = (true, true);
+        let store = Self::with(inner, Arc::default(), capabilities);
+        store.set_script(script);
+        store
+    }
+
     /// Wraps a store under faults that other handles may have too.
     pub fn over(inner: Arc<dyn Store>, faults: Arc<Faults>) -> Arc<Self> {
         let mut capabilities = inner.capabilities().clone();
         capabilities.can_be_late |= faults.can_be_late;
+        // A call that hangs by script would hang its caller.
+        capabilities.ends_by_itself &= !faults.can_be_late;
+        Self::with(inner, faults, capabilities)
+    }
+
+    fn with(inner: Arc<dyn Store>, faults: Arc<Faults>, capabilities: Capabilities) -> Arc<Self> {
         Arc::new(Self {
             inner,
             faults,

@@ -254,6 +254,9 @@ pub struct Capabilities {
     pub device_memory: bool,
     /// A call that was given up may still read or write its pieces.
     pub can_be_late: bool,
+    /// Of a store that is called late all the same: each get and put ends by a deadline of its own, before that of its caller, and
+    /// nothing uses its pieces afterwards. A guard lets callers make such calls themselves where they only lend their memory.
+    pub ends_by_itself: bool,
     /// A put tells [`PutOutcome::AlreadyThere`] from [`PutOutcome::Stored`].
     pub tells_already_there: bool,
     /// A get leaves targets alone that are larger than the object, as it always does smaller ones.

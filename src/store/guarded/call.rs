@@ -137,7 +137,7 @@ pub(super) struct Core {
 
 impl Core {
     /// A thread is about to go into the pool; false: it must not.
-    fn enter(&self, closes: bool) -> bool {
+    pub(super) fn enter(&self, closes: bool) -> bool {
         let mut state = self.state.lock();
         if state.closed && !closes {
             return false;
@@ -147,7 +147,7 @@ impl Core {
     }
 
     /// A thread has come out of the pool.
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         let mut state = self.state.lock();
         state.inside = state.inside.saturating_sub(1);
         let closes = state.inside == 0 && state.close_on_leave && !state.close_begun;

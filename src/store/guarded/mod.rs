@@ -10,6 +10,7 @@
 mod call;
 mod copied;
 mod ends;
+mod inline;
 #[cfg(test)]
 #[cfg(loom)]
 mod loom;
@@ -336,7 +337,7 @@ impl Store for Guarded {
         self.exist_by(self.lookup_deadline(), keys, out);
     }
 
-    /// Copies: see [`Guarded::put_owned`] for the way without.
+    /// Copies where the call could be late: see [`Guarded::put_owned`] for the way without.
     fn put(
         &self,
         keys: &Keys,
@@ -344,16 +345,22 @@ impl Store for Guarded {
         options: &PutOptions<'_>,
         out: &mut Vec<PutOutcome>,
     ) {
-        match self.lane {
+        match &self.lane {
             None => self.core.store.put(keys, sources, options, out),
+            Some(lane) if self.capabilities().ends_by_itself => {
+                self.put_inline(lane, keys, sources, options, out);
+            }
             Some(_) => self.put_copied(keys, sources, options, out),
         }
     }
 
-    /// Copies: see [`Guarded::get_owned`] for the way without.
+    /// Copies where the call could be late: see [`Guarded::get_owned`] for the way without.
     fn get(&self, keys: &Keys, targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
-        match self.lane {
+        match &self.lane {
             None => self.core.store.get(keys, targets, out),
+            Some(lane) if self.capabilities().ends_by_itself => {
+                self.get_inline(lane, keys, targets, out);
+            }
             Some(_) => self.get_copied(keys, targets, out),
         }
     }

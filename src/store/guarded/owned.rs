@@ -37,6 +37,22 @@ pub(super) trait PageCall: Call {
     fn answer(&mut self, code: i32);
 }
 
+/// What a get's outcomes say of a failure of the pool as a whole.
+pub(super) fn get_failure(outcomes: &[GetOutcome], store: &dyn Store) -> Option<i32> {
+    outcomes.iter().find_map(|outcome| match outcome {
+        GetOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
+        _ => None,
+    })
+}
+
+/// [`get_failure`] of a put.
+pub(super) fn put_failure(outcomes: &[PutOutcome], store: &dyn Store) -> Option<i32> {
+    outcomes.iter().find_map(|outcome| match outcome {
+        PutOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
+        _ => None,
+    })
+}
+
 /// A get of one object per key into buffers of its own. Refill and use again what came back.
 #[derive(Debug, Default)]
 pub struct Get<B> {
@@ -118,10 +134,7 @@ impl<B: Buffers> Call for Get<B> {
     }
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
-        self.outcomes.iter().find_map(|outcome| match outcome {
-            GetOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
-            _ => None,
-        })
+        get_failure(&self.outcomes, store)
     }
 
     fn keeps(&self, store: &dyn Store) -> bool {
@@ -195,10 +208,7 @@ impl<B: Buffers> Call for Put<B> {
     }
 
     fn failure(&self, store: &dyn Store) -> Option<i32> {
-        self.outcomes.iter().find_map(|outcome| match outcome {
-            PutOutcome::Failed(code) if store.is_outage(*code) => Some(*code),
-            _ => None,
-        })
+        put_failure(&self.outcomes, store)
     }
 
     fn keeps(&self, store: &dyn Store) -> bool {

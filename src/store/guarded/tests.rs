@@ -1,5 +1,7 @@
 //! Calls that end in time, late and never, in stepped order and on threads. No test waits for time to pass.
 
+mod inline;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{OnceLock, Weak};
@@ -43,12 +45,15 @@ struct Rig {
 }
 
 fn rig(settings: Settings, threads: bool) -> Rig {
+    rig_of(Faulty::late(pool(), Vec::new()), settings, threads)
+}
+
+fn rig_of(pool: Arc<Faulty>, settings: Settings, threads: bool) -> Rig {
     let (clock, stepper) = (Arc::new(ManualClock::new()), Stepper::new());
     let mode = match threads {
         true => Mode::Threads,
         false => Mode::Stepped(Arc::clone(&stepper)),
     };
-    let pool = Faulty::late(pool(), Vec::new());
     let inner = Arc::clone(&pool) as Arc<dyn Store>;
     let time = Arc::clone(&clock) as Arc<dyn Clock>;
     let guard = Guarded::start(inner, settings, time, &mode).unwrap();

@@ -34,12 +34,27 @@ pub struct Memory {
     pub size: u64,
 }
 
+/// Who serves lent memory, until it is dropped.
+pub trait Server: Send + Sync {
+    /// Has the memory begin at another address from now on, which is returned. Nothing is read or written at those of before
+    /// any more.
+    ///
+    /// Blocks until `deadline` at most. Errors: `PoolFailed`, others cannot be told.
+    fn move_on(&self, deadline: Instant) -> Result<u64>;
+}
+
 /// Lent memory; taken back by [`end`](Self::end).
 pub struct Lent {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Serves the memory. Goes last.
-    _server: Box<dyn Send + Sync>,
+}
+
+/// What the master knows of where the memory begins.
+#[derive(Debug, Clone, Copy)]
+struct Mount {
+    base: u64,
+    /// The master has said so.
+    is_confirmed: bool,
 }
 
 impl fmt::Debug for Lent {
@@ -54,6 +69,7 @@ struct Shared {
     memory: Memory,
     ends: Mutex<bool>,
     ended: Condvar,
+    server: Box<dyn Server>,
 }
 
 impl Lent {
@@ -64,7 +80,7 @@ impl Lent {
         master: Arc<Master>,
         id: Uuid,
         memory: Memory,
-        server: Box<dyn Send + Sync>,
+        server: Box<dyn Server>,
         deadline: Instant,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
@@ -73,9 +89,13 @@ impl Lent {
             memory,
             ends: Mutex::new(false),
             ended: Condvar::new(),
+            server,
         });
         // Mounting alone leaves the master asking for a remount, which does both.
-        match shared.master.remount(&shared.segment(), deadline) {
+        match shared
+            .master
+            .remount(&shared.segment(shared.memory.base), deadline)
+        {
             Ok(Ok(())) => {}
             Ok(Err(number)) => bail!(
                 PoolFailed,
@@ -97,7 +117,6 @@ impl Lent {
         let mut lent = Self {
             shared,
             thread: None,
-            _server: server,
         };
         match spawn("kvb-alive", body) {
             Ok(thread) => lent.thread = Some(thread),
@@ -134,11 +153,11 @@ impl Lent {
 }
 
 impl Shared {
-    fn segment(&self) -> Segment<'_> {
+    fn segment(&self, base: u64) -> Segment<'_> {
         Segment {
             id: self.id,
             name: Text(self.memory.name.as_bytes()),
-            base: self.memory.base,
+            base,
             size: self.memory.size,
             endpoint: Text(self.memory.endpoint.as_bytes()),
             protocol: Text(b"tcp"),
@@ -148,6 +167,10 @@ impl Shared {
 
     fn run(&self) {
         let mut was_there = true;
+        let mut mount = Mount {
+            base: self.memory.base,
+            is_confirmed: true,
+        };
         loop {
             let mut ends = self.ends.lock();
             if !*ends {
@@ -157,7 +180,7 @@ impl Shared {
                 return;
             }
             drop(ends);
-            let is_there = match self.say_alive() {
+            let is_there = match self.say_alive(&mut mount) {
                 Ok(()) => true,
                 Err(failure) => {
                     if was_there {
@@ -175,21 +198,46 @@ impl Shared {
         }
     }
 
-    fn say_alive(&self) -> std::result::Result<(), Failure> {
+    fn say_alive(&self, mount: &mut Mount) -> std::result::Result<(), Failure> {
         let deadline = || Instant::now() + PATIENCE;
         match self.master.ping(deadline())? {
-            Ok(pong) if pong.status == NEEDS_REMOUNT => {
-                match self.master.remount(&self.segment(), deadline())? {
-                    Ok(()) => tracing::info!("lent memory is in the pool again, empty"),
-                    Err(number) => {
-                        tracing::warn!("the master does not take lent memory again: {number}");
-                    }
-                }
-            }
+            Ok(pong) if pong.status == NEEDS_REMOUNT => self.lend_again(mount, deadline)?,
             Ok(_) => {}
             Err(number) => tracing::warn!("the master answers {number} to a ping"),
         }
         self.refuse_tasks(deadline())
+    }
+
+    /// What was stored is forgotten, and the memory given to other objects: it gets other addresses, too, so that nobody who
+    /// remembers the old ones finds these. A mount that was not confirmed is tried again as it was: the master may have
+    /// heard of it.
+    fn lend_again(
+        &self,
+        mount: &mut Mount,
+        deadline: impl Fn() -> Instant,
+    ) -> std::result::Result<(), Failure> {
+        if mount.is_confirmed {
+            match self.server.move_on(deadline()) {
+                Ok(base) => {
+                    *mount = Mount {
+                        base,
+                        is_confirmed: false,
+                    };
+                }
+                Err(error) => {
+                    tracing::warn!("lent memory is not in the pool: {error}");
+                    return Ok(());
+                }
+            }
+        }
+        match self.master.remount(&self.segment(mount.base), deadline())? {
+            Ok(()) => {
+                mount.is_confirmed = true;
+                tracing::info!("lent memory is in the pool again, empty");
+            }
+            Err(number) => tracing::warn!("the master does not take lent memory again: {number}"),
+        }
+        Ok(())
     }
 
     /// Copies and moves of objects that an operator asked the master for: others can do them. It is told at

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::alive::{Lent, Memory};
+use super::alive::{self, Lent, Memory};
 use super::client::{Client, Times};
 use super::disk::Disks;
 use super::family::Family;
@@ -55,6 +55,7 @@ pub fn capabilities(family: Family, tenant: bool) -> Capabilities {
         // It cannot: each call ends by itself. But a caller waits no longer than its own deadline, and the breaker
         // keeps it from a pool that is gone, only where the guard makes the calls.
         can_be_late: true,
+        ends_by_itself: true,
         tells_already_there: true,
         spares_wrong_targets: true,
     }
@@ -267,6 +268,16 @@ fn serve(
 struct Served {
     segment: Arc<Segment>,
     directory: Directory,
+}
+
+impl alive::Server for Served {
+    fn move_on(&self, deadline: Instant) -> Result<u64> {
+        let base = self.segment.move_on();
+        if let Directory::Http(server) = &self.directory {
+            announce::publish(server, &self.segment, deadline)?;
+        }
+        Ok(base)
+    }
 }
 
 impl Drop for Served {

@@ -113,7 +113,7 @@ impl Greeting {
         let kind = self.head.last().copied().unwrap_or(0);
         // Kinds other than this one prepare what TCP does not need.
         let text = if kind == owner::DESCRIBE {
-            &lent.description
+            &lent.place.read().description
         } else {
             "{}\n"
         };

@@ -15,6 +15,7 @@ use std::io::IoSlice;
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
@@ -88,9 +89,24 @@ fn share(handles: Option<u64>) -> usize {
 #[derive(Debug)]
 struct Lent {
     memory: Memory,
+    /// Read while bytes are moved for others, so that who writes it knows that none move by the place before.
+    place: RwLock<Place>,
+}
+
+/// Where the memory is, as others count.
+#[derive(Debug)]
+struct Place {
     base: u64,
     size: u64,
     description: String,
+}
+
+/// What a description says besides the place.
+#[derive(Debug)]
+struct Contact {
+    endpoint: String,
+    bind: IpAddr,
+    data_port: u16,
 }
 
 /// Lent memory.
@@ -99,7 +115,7 @@ struct Lent {
 #[derive(Debug)]
 pub struct Segment {
     house: Arc<House>,
-    endpoint: String,
+    contact: Contact,
     threads: Mutex<Vec<JoinHandle<()>>>,
     process: Process,
 }
@@ -128,20 +144,11 @@ impl Segment {
         } else {
             format!("{host}:{greeting_port}")
         };
-        let base = new_base();
-        let mut description = json!({
-            "name": endpoint,
-            "protocol": "tcp",
-            "tcp_data_port": data_port,
-            "tcp_proto_version": 2,
-            "buffers": [{ "name": endpoint, "addr": base, "length": size }],
-        });
-        if let Some(members) = description
-            .as_object_mut()
-            .filter(|_| !bind.is_unspecified())
-        {
-            members.insert("tcp_data_host".to_owned(), bind.to_string().into());
-        }
+        let contact = Contact {
+            endpoint,
+            bind,
+            data_port,
+        };
         let posts = (0..settings.limits.threads.max(1)).map(|_| Post::new());
         let posts: std::io::Result<Vec<_>> = posts.collect();
         let posts = posts.map_err(|error| {
@@ -153,9 +160,7 @@ impl Segment {
         let house = Arc::new(House {
             lent: Arc::new(Lent {
                 memory,
-                base,
-                size,
-                description: format!("{description}\n"),
+                place: RwLock::new(contact.place(new_base(), size)),
             }),
             limits: settings.limits,
             posts,
@@ -163,12 +168,12 @@ impl Segment {
         });
         let segment = Self {
             house,
-            endpoint,
+            contact,
             threads: Mutex::new(Vec::new()),
             process: Process::this(),
         };
         segment.start(doors)?;
-        tracing::debug!(endpoint = segment.endpoint, size, "memory is lent");
+        tracing::debug!(endpoint = segment.endpoint(), size, "memory is lent");
         Ok(segment)
     }
 
@@ -193,34 +198,45 @@ impl Segment {
 
     /// `host:port` of its handshake, which is its name, too.
     pub fn endpoint(&self) -> &str {
-        &self.endpoint
+        &self.contact.endpoint
     }
 
     /// Its first address, as others count. Another segment, also one of the same endpoint later, very likely has
     /// another, so that what was stored in one is not looked for in the other.
     pub fn base(&self) -> u64 {
-        self.house.lent.base
+        self.house.lent.place.read().base
+    }
+
+    /// Has the memory begin at another address from now on, which is returned, as if it were another segment of this
+    /// endpoint. Nothing is read or written at addresses of before any more.
+    ///
+    /// Blocks: while a few bytes that are on their way are moved.
+    pub fn move_on(&self) -> u64 {
+        let mut place = self.house.lent.place.write();
+        *place = self.contact.place(new_base(), place.size);
+        place.base
     }
 
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
-        self.house.lent.size
+        self.house.lent.place.read().size
     }
 
     /// What it says of itself in a handshake, in JSON, as a metadata server keeps it.
-    pub fn description(&self) -> &str {
-        &self.house.lent.description
+    pub fn description(&self) -> String {
+        self.house.lent.place.read().description.clone()
     }
 
     /// Copies a job's range into its pieces; nobody is asked.
     pub(super) fn read(&self, job: &mut ReadJob<'_, '_>) -> std::result::Result<(), i32> {
         let lent = &self.house.lent;
         let rejected = code::ADDRESS_REJECTED;
-        let from = lent.offset(job.address, job.size).ok_or(rejected)?;
+        let place = lent.place.read();
+        let from = place.offset(job.address, job.size).ok_or(rejected)?;
         let mut done = 0;
         while done < job.size {
             let mut slices = Vec::with_capacity(SLICES.min(job.pieces.len()));
-            job.landing(done, SLICES, &mut slices);
+            job.landing(done..job.size, SLICES, &mut slices);
             match lent.memory.read(from + done, &mut slices) {
                 Ok(count) if count > 0 => done += count as u64,
                 _ => return Err(code::NO_MEMORY),
@@ -233,11 +249,12 @@ impl Segment {
     pub(super) fn write(&self, job: &WriteJob<'_>) -> std::result::Result<(), i32> {
         let lent = &self.house.lent;
         let rejected = code::ADDRESS_REJECTED;
-        let to = lent.offset(job.address, job.size).ok_or(rejected)?;
+        let place = lent.place.read();
+        let to = place.offset(job.address, job.size).ok_or(rejected)?;
         let mut done = 0;
         while done < job.size {
             let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(SLICES.min(job.pieces.len()));
-            job.sending(done, SLICES, &mut slices);
+            job.sending(done..job.size, SLICES, &mut slices);
             match lent.memory.write(to + done, &slices) {
                 Ok(count) if count > 0 => done += count as u64,
                 // A page of memory that was never used before, and there is none.
@@ -276,7 +293,32 @@ impl Drop for Segment {
     }
 }
 
-impl Lent {
+impl Contact {
+    /// What is said and known of the memory when it begins there.
+    fn place(&self, base: u64, size: u64) -> Place {
+        let endpoint = &self.endpoint;
+        let mut description = json!({
+            "name": endpoint,
+            "protocol": "tcp",
+            "tcp_data_port": self.data_port,
+            "tcp_proto_version": 2,
+            "buffers": [{ "name": endpoint, "addr": base, "length": size }],
+        });
+        if let Some(members) = description
+            .as_object_mut()
+            .filter(|_| !self.bind.is_unspecified())
+        {
+            members.insert("tcp_data_host".to_owned(), self.bind.to_string().into());
+        }
+        Place {
+            base,
+            size,
+            description: format!("{description}\n"),
+        }
+    }
+}
+
+impl Place {
     /// Where a range of logical addresses lies in the memory, if it does, and is not empty.
     fn offset(&self, address: u64, size: u64) -> Option<u64> {
         let offset = address.checked_sub(self.base)?;

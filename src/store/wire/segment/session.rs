@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::Lent;
+use super::{Lent, Place};
 use crate::store::wire::transfer::Socket;
 use crate::store::wire::transfer::frame::{Operation, REQUEST, Request, STATUS, Status, Version};
 
@@ -33,6 +33,8 @@ pub(super) struct Session {
     outbox: Vec<u8>,
     /// The last request was a write: its like follow, and what is behind a request is data.
     was_write: bool,
+    /// Where the memory began when the request under way was looked at.
+    base: u64,
     moved: Instant,
 }
 
@@ -62,6 +64,7 @@ impl Session {
             filled: 0,
             outbox: Vec::with_capacity(OUTBOX),
             was_write: false,
+            base: 0,
             moved: now,
         }
     }
@@ -93,13 +96,19 @@ impl Session {
 
     /// To be called when the socket is ready.
     pub fn step(&mut self, lent: &Lent, now: Instant) -> Result<(), Ended> {
+        let place = lent.place.read();
+        let is_moving = matches!(self.state, State::Landing { .. } | State::Sending { .. });
+        if is_moving && self.base != place.base {
+            // These bytes may be somebody else's by now.
+            return Err(Ended);
+        }
         let mut turn = 0;
         while turn < TURN {
             let moved = match self.state {
                 State::Request if self.outbox.len() >= OUTBOX => self.flush()?,
                 State::Request => match self.next_request() {
                     Some(bytes) => {
-                        self.begin(lent, bytes)?;
+                        self.begin(lent, &place, bytes)?;
                         continue;
                     }
                     None => self.fill()?,
@@ -132,10 +141,11 @@ impl Session {
         Some(request)
     }
 
-    fn begin(&mut self, lent: &Lent, bytes: [u8; REQUEST]) -> Result<(), Ended> {
+    fn begin(&mut self, lent: &Lent, place: &Place, bytes: [u8; REQUEST]) -> Result<(), Ended> {
         // Not an operation: there is no telling what follows.
         let request = Request::decode(&bytes).ok_or(Ended)?;
-        let Some(offset) = lent.offset(request.address, request.size) else {
+        self.base = place.base;
+        let Some(offset) = place.offset(request.address, request.size) else {
             if request.version == Version::One {
                 return Err(Ended);
             }

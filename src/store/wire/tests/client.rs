@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use super::stand_in::StandIn;
 use super::{LONG, connect, soon};
 use crate::device::memory::Source;
 use crate::fork::Process;
 use crate::keys::Keys;
-use crate::store::wire::alive::{Lent, Memory};
+use crate::store::wire::alive::{self, Lent, Memory};
 use crate::store::wire::client::{Client, Times};
 use crate::store::wire::disk::Disks;
 use crate::store::wire::family::Family;
@@ -50,6 +51,12 @@ fn one_key() -> Keys {
 struct Server {
     ends: mpsc::Sender<()>,
     go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl alive::Server for Server {
+    fn move_on(&self, _: Instant) -> crate::error::Result<u64> {
+        Ok(1 << 34)
+    }
 }
 
 impl Drop for Server {

@@ -23,10 +23,10 @@ pub fn publish(server: &Server, segment: &Segment, deadline: Instant) -> Result<
         "rpc_port": port.parse::<u16>().unwrap_or(0),
     });
     for (what, value) in [
-        ("rpc_meta", contact.to_string().as_str()),
+        ("rpc_meta", contact.to_string()),
         ("ram", segment.description()),
     ] {
-        let question = server.put(&key(what, name), value);
+        let question = server.put(&key(what, name), &value);
         match ask(server, question, deadline)? {
             200 => {}
             status => bail!(

@@ -1,6 +1,7 @@
 //! What is to be moved: one range of an owner's memory from or to pieces of ours.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 
 use super::frame::Operation;
 use crate::device::memory::{Memory, Source, Target};
@@ -78,11 +79,11 @@ pub(in crate::store::wire) trait Job {
     /// Whether the job can be done at all: a code of the store if not.
     fn check(&mut self) -> Result<(), i32>;
 
-    /// Adds what is sent behind the request, from byte `done` on, until `most` slices are in the list.
-    fn sending<'s>(&'s self, done: u64, most: usize, slices: &mut Vec<IoSlice<'s>>);
+    /// Adds where these bytes of the range are sent from, until `most` slices are in the list.
+    fn sending<'s>(&'s self, bytes: Range<u64>, most: usize, slices: &mut Vec<IoSlice<'s>>);
 
-    /// Adds where the answer's bytes land, from byte `done` on, until `most` slices are in the list.
-    fn landing<'s>(&'s mut self, done: u64, most: usize, slices: &mut Vec<IoSliceMut<'s>>);
+    /// Adds where these bytes of the range land, until `most` slices are in the list.
+    fn landing<'s>(&'s mut self, bytes: Range<u64>, most: usize, slices: &mut Vec<IoSliceMut<'s>>);
 
     /// Does it within the memory that this process lends itself.
     fn copy(&mut self, own: &Segment) -> Result<(), i32>;
@@ -120,20 +121,25 @@ impl Job for ReadJob<'_, '_> {
         )
     }
 
-    fn sending<'s>(&'s self, _: u64, _: usize, _: &mut Vec<IoSlice<'s>>) {}
+    fn sending<'s>(&'s self, _: Range<u64>, _: usize, _: &mut Vec<IoSlice<'s>>) {}
 
-    fn landing<'s>(&'s mut self, mut done: u64, most: usize, slices: &mut Vec<IoSliceMut<'s>>) {
+    fn landing<'s>(
+        &'s mut self,
+        mut bytes: Range<u64>,
+        most: usize,
+        slices: &mut Vec<IoSliceMut<'s>>,
+    ) {
         for piece in self.pieces.iter_mut() {
-            if slices.len() >= most {
+            if slices.len() >= most || bytes.is_empty() {
                 return;
             }
-            let Some(from) = begin(&mut done, piece.size()) else {
+            let Some(part) = next_part(&mut bytes, piece.size()) else {
                 continue;
             };
-            let Some(bytes) = piece.bytes_mut() else {
+            let Some(memory) = piece.bytes_mut() else {
                 return;
             };
-            slices.extend(bytes.get_mut(from..).map(IoSliceMut::new));
+            slices.extend(memory.get_mut(part).map(IoSliceMut::new));
         }
     }
 
@@ -172,22 +178,22 @@ impl Job for WriteJob<'_> {
         )
     }
 
-    fn sending<'s>(&'s self, mut done: u64, most: usize, slices: &mut Vec<IoSlice<'s>>) {
+    fn sending<'s>(&'s self, mut bytes: Range<u64>, most: usize, slices: &mut Vec<IoSlice<'s>>) {
         for piece in self.pieces {
-            if slices.len() >= most {
+            if slices.len() >= most || bytes.is_empty() {
                 return;
             }
-            let Some(from) = begin(&mut done, piece.size()) else {
+            let Some(part) = next_part(&mut bytes, piece.size()) else {
                 continue;
             };
-            let Some(bytes) = piece.bytes() else {
+            let Some(memory) = piece.bytes() else {
                 return;
             };
-            slices.extend(bytes.get(from..).map(IoSlice::new));
+            slices.extend(memory.get(part).map(IoSlice::new));
         }
     }
 
-    fn landing<'s>(&'s mut self, _: u64, _: usize, _: &mut Vec<IoSliceMut<'s>>) {}
+    fn landing<'s>(&'s mut self, _: Range<u64>, _: usize, _: &mut Vec<IoSliceMut<'s>>) {}
 
     fn copy(&mut self, own: &Segment) -> Result<(), i32> {
         own.write(self)
@@ -203,14 +209,15 @@ impl Job for WriteJob<'_> {
     }
 }
 
-/// Where in a piece of this size the bytes that are not done begin, `None` behind it; what is done of the pieces after it is
-/// left in `done`.
-fn begin(done: &mut u64, size: u64) -> Option<usize> {
-    if *done >= size {
-        *done -= size;
+/// What of these bytes is in a piece of this size; `None` when they begin behind it. Left are those in the pieces after it,
+/// as they count from its end.
+fn next_part(bytes: &mut Range<u64>, size: u64) -> Option<Range<usize>> {
+    let Range { start, end } = *bytes;
+    *bytes = start.saturating_sub(size)..end.saturating_sub(size);
+    if start >= size {
         return None;
     }
-    Some(usize::try_from(std::mem::take(done)).unwrap_or(usize::MAX))
+    Some(usize::try_from(start).ok()?..usize::try_from(end.min(size)).ok()?)
 }
 
 fn check(address: u64, size: u64, mut pieces: impl Iterator<Item = u64>) -> Result<(), i32> {

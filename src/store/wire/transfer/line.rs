@@ -1,8 +1,10 @@
 //! One connection to an owner and the jobs that it carries in this batch.
 //!
-//! All requests go out back to back and the answers come in the same order, so that a batch costs about one write, and
-//! a page about one read. Both ways are served whenever the socket lets them: an owner that answers while we still send
+//! Requests go out back to back and the answers come in the same order, so that a few small pages cost one write and one
+//! read. Both ways are served whenever the socket lets them: an owner that answers while we still send
 //! never finds us waiting for it.
+//!
+//! A job is moved in frames, and only so many of them are asked for ahead of the answers: see `docs/design/wire-data.md`.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -20,6 +22,10 @@ use crate::store::code;
 const SLICES: usize = 128;
 /// Bytes after which another connection gets its turn.
 const TURN: usize = 4 << 20;
+/// Most bytes that are asked for, or sent, by one request.
+pub(super) const FRAME: u64 = 64 << 10;
+/// Bytes under way on a connection before another request goes out.
+pub(super) const WINDOW: u64 = 256 << 10;
 
 /// A connection with jobs.
 #[derive(Debug)]
@@ -28,19 +34,36 @@ pub(super) struct Line<'j, J> {
     version: Version,
     is_reused: bool,
     jobs: Vec<&'j mut J>,
-    /// One per job, and one more for the fence.
+    /// What the jobs are asked for in, in order.
+    frames: Vec<Frame>,
+    /// One per frame, and one more for the fence.
     requests: Vec<u8>,
-    /// One per job; version 2 alone fills them.
+    /// One per frame; version 2 alone fills them.
     statuses: Vec<[u8; STATUS]>,
+    /// So many requests may be sent by now.
+    granted: usize,
+    /// Bytes of granted frames that are not answered.
+    under_way: u64,
     out: Place,
     landed: Place,
     fence: Fence,
 }
 
-/// A place in a stream: the job, and how many bytes of its frame are behind.
+/// A part of a job that has a request of its own.
+#[derive(Debug, Clone, Copy)]
+struct Frame {
+    job: usize,
+    /// Where in the job's range it begins.
+    from: u64,
+    size: u64,
+    /// It ends where the job does.
+    is_last: bool,
+}
+
+/// A place in a stream: the frame, and how many of its bytes, request or status included, are behind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Place {
-    job: usize,
+    frame: usize,
     done: u64,
 }
 
@@ -76,11 +99,30 @@ pub(super) enum Step {
 impl<'j, J: Job> Line<'j, J> {
     /// Jobs for a connection, of which there is at least one. `is_reused`: it has served before.
     pub fn new(dial: Dial, version: Version, is_reused: bool, jobs: Vec<&'j mut J>) -> Self {
-        let mut requests = Vec::with_capacity((jobs.len() + 1) * REQUEST);
-        for job in &jobs {
+        let mut frames = Vec::with_capacity(jobs.len());
+        for (job, it) in jobs.iter().enumerate() {
+            let mut from = 0;
+            while from < it.size() {
+                let rest = it.size() - from;
+                let size = match version {
+                    Version::One => rest,
+                    Version::Two => rest.min(FRAME),
+                };
+                let is_last = size == rest;
+                frames.push(Frame {
+                    job,
+                    from,
+                    size,
+                    is_last,
+                });
+                from += size;
+            }
+        }
+        let mut requests = Vec::with_capacity((frames.len() + 1) * REQUEST);
+        for frame in &frames {
             let request = Request {
-                size: job.size(),
-                address: job.address(),
+                size: frame.size,
+                address: jobs.get(frame.job).map_or(0, |job| job.address()) + frame.from,
                 operation: J::OPERATION,
                 version,
             };
@@ -99,17 +141,22 @@ impl<'j, J: Job> Line<'j, J> {
             };
             requests.extend(request.encode());
         }
-        Self {
+        let mut line = Self {
             dial,
             version,
             is_reused,
-            statuses: vec![[0; STATUS]; jobs.len()],
+            statuses: vec![[0; STATUS]; frames.len()],
             jobs,
+            frames,
             requests,
+            granted: 0,
+            under_way: 0,
             out: Place::default(),
             landed: Place::default(),
             fence,
-        }
+        };
+        line.grant();
+        line
     }
 
     /// The socket, and what to wait for.
@@ -122,7 +169,7 @@ impl<'j, J: Job> Line<'j, J> {
 
     /// Whether the connection was made for this batch and answered nothing.
     pub fn is_fresh_and_mute(&self) -> bool {
-        !self.is_reused && self.landed.job == 0
+        !self.is_reused && self.landed.frame == 0
     }
 
     /// To be called when the socket is ready, and once before.
@@ -132,15 +179,24 @@ impl<'j, J: Job> Line<'j, J> {
             Ok(false) => return Step::Working,
             Err(_) => return Step::Broken(Trouble::Gone),
         }
-        // What was answered before a connection broke counts.
-        let sent = self.send();
-        match self.receive() {
-            Ok(()) if self.landed.job == self.jobs.len() => Step::Done,
-            Ok(()) => match sent {
-                Ok(()) => Step::Working,
-                Err(trouble) => Step::Broken(trouble),
-            },
-            Err(trouble) => Step::Broken(trouble),
+        let mut turn = 0;
+        loop {
+            // What was answered before a connection broke counts.
+            let mut sent = self.send();
+            let (count, is_all) = match self.receive() {
+                Ok(received) => received,
+                Err(trouble) => return Step::Broken(trouble),
+            };
+            if self.landed.frame == self.frames.len() {
+                return Step::Done;
+            }
+            turn += count;
+            if is_all || turn >= TURN {
+                if sent.is_ok() {
+                    sent = self.send();
+                }
+                return sent.map_or_else(Step::Broken, |()| Step::Working);
+            }
         }
     }
 
@@ -152,33 +208,51 @@ impl<'j, J: Job> Line<'j, J> {
 
     /// Closes the connection at once. The jobs that were not answered, in order.
     pub fn abort(mut self) -> Vec<&'j mut J> {
-        let is_begun = self.out.done > 0;
-        let sent = self.out.job + usize::from(is_begun);
-        let mut rest = self.jobs.split_off(self.landed.job.min(self.jobs.len()));
-        for job in rest.iter_mut().take(sent.saturating_sub(self.landed.job)) {
-            job.was_sent();
+        let unanswered = self.frames.get(self.landed.frame);
+        let first = unanswered.map_or(self.jobs.len(), |frame| frame.job);
+        let sent = self.out.frame + usize::from(self.out.done > 0);
+        // Also where its frames were answered: an owner that lies may have said that too early.
+        for frame in self.frames.iter().take(sent).filter(|it| it.job >= first) {
+            if let Some(job) = self.jobs.get_mut(frame.job) {
+                job.was_sent();
+            }
         }
         self.dial.into_socket().abort();
-        rest
+        self.jobs.split_off(first)
+    }
+
+    /// Lets requests go out as answers have come.
+    fn grant(&mut self) {
+        if self.version == Version::One {
+            // Nothing tells how far its writes are.
+            self.granted = self.requests.len() / REQUEST;
+            return;
+        }
+        while self.under_way < WINDOW
+            && let Some(next) = self.frames.get(self.granted)
+        {
+            self.under_way = self.under_way.saturating_add(next.size);
+            self.granted += 1;
+        }
     }
 
     fn has_to_send(&self) -> bool {
-        self.out.job * REQUEST < self.requests.len()
+        self.out.frame < self.granted
     }
 
-    /// Bytes that a job's frame has on the way out; the fence counts as a job.
-    fn outgoing(&self, job: usize) -> u64 {
+    /// Bytes that a frame has on the way out; the fence counts as a frame.
+    fn outgoing(&self, frame: usize) -> u64 {
         let data = match J::OPERATION {
             Operation::Read => 0,
-            Operation::Write => self.jobs.get(job).map_or(0, |job| job.size()),
+            Operation::Write => self.frames.get(frame).map_or(0, |frame| frame.size),
         };
         REQUEST as u64 + data
     }
 
-    /// Bytes that a job's frame has on the way back.
-    fn incoming(&self, job: usize) -> u64 {
+    /// Bytes that a frame has on the way back.
+    fn incoming(&self, frame: &Frame) -> u64 {
         let data = match J::OPERATION {
-            Operation::Read => self.jobs.get(job).map_or(0, |job| job.size()),
+            Operation::Read => frame.size,
             Operation::Write => 0,
         };
         self.status() + data
@@ -204,14 +278,14 @@ impl<'j, J: Job> Line<'j, J> {
             turn += sent;
             let mut left = sent as u64;
             while left > 0 && self.has_to_send() {
-                let rest = self.outgoing(self.out.job) - self.out.done;
+                let rest = self.outgoing(self.out.frame) - self.out.done;
                 if left < rest {
                     self.out.done += left;
                     break;
                 }
                 left -= rest;
                 self.out = Place {
-                    job: self.out.job + 1,
+                    frame: self.out.frame + 1,
                     done: 0,
                 };
             }
@@ -225,22 +299,25 @@ impl<'j, J: Job> Line<'j, J> {
 
     /// What is next on the way out. Requests that nothing stands between are one slice.
     fn slices_to_send(&self) -> Vec<IoSlice<'_>> {
-        let mut slices = Vec::with_capacity(SLICES.min(2 * self.jobs.len() + 1));
+        let frames = match J::OPERATION {
+            Operation::Read => 0..0,
+            Operation::Write => self.out.frame..self.granted.min(self.frames.len()),
+        };
+        let mut slices = Vec::with_capacity(SLICES.min(2 * frames.len() + 1));
         let mut done = self.out.done;
         let mut from =
-            self.out.job * REQUEST + usize::try_from(done).unwrap_or(REQUEST).min(REQUEST);
-        let frames = self.requests.len() / REQUEST;
-        for job in self.out.job..frames {
-            let data = self.outgoing(job) - REQUEST as u64;
-            if data == 0 {
-                continue;
-            }
-            let request_end = (job + 1) * REQUEST;
+            self.out.frame * REQUEST + usize::try_from(done).unwrap_or(REQUEST).min(REQUEST);
+        for at in frames {
+            let Some(frame) = self.frames.get(at) else {
+                break;
+            };
+            let request_end = (at + 1) * REQUEST;
             if from < request_end {
                 slices.extend(self.requests.get(from..request_end).map(IoSlice::new));
             }
-            if let Some(it) = self.jobs.get(job) {
-                it.sending(done.saturating_sub(REQUEST as u64), SLICES, &mut slices);
+            if let Some(job) = self.jobs.get(frame.job) {
+                let begun = frame.from + done.saturating_sub(REQUEST as u64);
+                job.sending(begun..frame.from + frame.size, SLICES, &mut slices);
             }
             (done, from) = (0, request_end);
             if slices.len() >= SLICES {
@@ -249,60 +326,68 @@ impl<'j, J: Job> Line<'j, J> {
         }
         slices.extend(
             self.requests
-                .get(from..)
+                .get(from..self.granted * REQUEST)
                 .filter(|it| !it.is_empty())
                 .map(IoSlice::new),
         );
         slices
     }
 
-    fn receive(&mut self) -> Result<(), Trouble> {
+    /// Takes what has arrived, in one call: how many bytes, and whether that was all.
+    fn receive(&mut self) -> Result<(usize, bool), Trouble> {
         if self.fence == Fence::Awaited {
             return self.receive_fence();
         }
-        let mut turn = 0;
-        while self.landed.job < self.jobs.len() && turn < TURN {
-            let status = self.status();
-            let mut slices = Vec::with_capacity(SLICES.min(2 * self.jobs.len()));
-            let mut done = self.landed.done;
-            let jobs = self.jobs.iter_mut().zip(&mut self.statuses);
-            for (job, into) in jobs.skip(self.landed.job) {
-                if slices.len() >= SLICES {
+        let status = self.status();
+        let mut slices = Vec::with_capacity(SLICES.min(2 * self.frames.len()));
+        let mut done = self.landed.done;
+        let first = self.frames.get(self.landed.frame).map_or(0, |it| it.job);
+        let frames = self.frames.iter().zip(&mut self.statuses);
+        let frames = frames.skip(self.landed.frame);
+        let mut jobs = self.jobs.iter_mut().skip(first);
+        for (frame, into) in frames {
+            if slices.len() >= SLICES {
+                break;
+            }
+            if done < status {
+                let from = usize::try_from(done).unwrap_or(STATUS);
+                slices.extend(into.get_mut(from..).map(IoSliceMut::new));
+            }
+            if J::OPERATION == Operation::Read
+                && let Some(job) = jobs.next()
+            {
+                let begun = frame.from + done.saturating_sub(status);
+                job.landing(begun..frame.from + frame.size, SLICES, &mut slices);
+                if !frame.is_last {
+                    // Its next frame lies in the same pieces, which one call borrows once.
                     break;
                 }
-                if done < status {
-                    let from = usize::try_from(done).unwrap_or(STATUS);
-                    slices.extend(into.get_mut(from..).map(IoSliceMut::new));
-                }
-                job.landing(done.saturating_sub(status), SLICES, &mut slices);
-                done = 0;
             }
-            let asked: usize = slices.iter().map(|it| it.len()).sum();
-            let count = match self.dial.socket().receive(&mut slices) {
-                Ok(Some(0)) | Err(_) => return Err(Trouble::Gone),
-                Ok(Some(count)) => count,
-                Ok(None) => return Ok(()),
-            };
-            turn += count;
-            self.arrived(count as u64)?;
-            if count < asked {
-                return Ok(());
-            }
+            done = 0;
         }
-        Ok(())
+        let asked: usize = slices.iter().map(|it| it.len()).sum();
+        let count = match self.dial.socket().receive(&mut slices) {
+            Ok(Some(0)) | Err(_) => return Err(Trouble::Gone),
+            Ok(Some(count)) => count,
+            Ok(None) => return Ok((0, true)),
+        };
+        self.arrived(count as u64)?;
+        Ok((count, count < asked))
     }
 
     /// Goes on by so many bytes of answers.
     fn arrived(&mut self, mut count: u64) -> Result<(), Trouble> {
         let status = self.status();
-        while count > 0 && self.landed.job < self.jobs.len() {
-            let whole = self.incoming(self.landed.job);
+        while count > 0
+            && let Some(&frame) = self.frames.get(self.landed.frame)
+        {
+            let whole = self.incoming(&frame);
             let step = count.min(whole - self.landed.done);
             let is_told = self.landed.done < status && self.landed.done + step >= status;
             self.landed.done += step;
             count -= step;
             if is_told {
-                let bytes = self.statuses.get(self.landed.job).copied();
+                let bytes = self.statuses.get(self.landed.frame).copied();
                 match bytes.and_then(Status::decode) {
                     Some(Status::Fine) => {}
                     Some(Status::Rejected) => return Err(Trouble::Rejected),
@@ -313,31 +398,35 @@ impl<'j, J: Job> Line<'j, J> {
                     None => return Err(Trouble::Lie(code::BAD_ANSWER)),
                 }
             }
-            if self.landed.job >= self.out.job && self.landed.done >= status {
+            if self.landed.frame >= self.out.frame && self.landed.done >= status {
                 // It was not asked, or not given the bytes yet that it says are in place.
                 return Err(Trouble::Lie(code::BAD_ANSWER));
             }
             if self.landed.done == whole {
-                if let Some(job) = self.jobs.get_mut(self.landed.job) {
+                if frame.is_last
+                    && let Some(job) = self.jobs.get_mut(frame.job)
+                {
                     job.settle(Ok(()));
                 }
                 self.landed = Place {
-                    job: self.landed.job + 1,
+                    frame: self.landed.frame + 1,
                     done: 0,
                 };
+                self.under_way = self.under_way.saturating_sub(frame.size);
             }
         }
+        self.grant();
         Ok(())
     }
 
-    fn receive_fence(&mut self) -> Result<(), Trouble> {
+    fn receive_fence(&mut self) -> Result<(usize, bool), Trouble> {
         let mut byte = [0];
         match self
             .dial
             .socket()
             .receive(&mut [IoSliceMut::new(&mut byte)])
         {
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok((0, true)),
             Ok(Some(0)) | Err(_) => return Err(Trouble::Gone),
             Ok(Some(_)) if self.has_to_send() => return Err(Trouble::Lie(code::BAD_ANSWER)),
             Ok(Some(_)) => {}
@@ -345,7 +434,7 @@ impl<'j, J: Job> Line<'j, J> {
         for job in &mut self.jobs {
             job.settle(Ok(()));
         }
-        self.landed.job = self.jobs.len();
-        Ok(())
+        self.landed.frame = self.frames.len();
+        Ok((1, true))
     }
 }

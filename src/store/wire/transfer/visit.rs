@@ -16,7 +16,7 @@ use crate::sync::Arc;
 /// Most times that the rest of a batch is tried. Every time but the first needs a reason, see [`Visit::again`].
 const ROUNDS: u32 = 8;
 /// Bytes for which another connection is worth it.
-const SHARE: u64 = 1 << 20;
+pub(super) const SHARE: u64 = 512 << 10;
 
 /// Jobs of one owner.
 pub(super) struct Visit<'j, J> {

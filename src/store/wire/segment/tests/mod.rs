@@ -311,7 +311,7 @@ fn handshakes() {
         stream.read_to_end(&mut answer).unwrap_or(0);
         answer
     };
-    let expected = owner::handshake(1, segment.description());
+    let expected = owner::handshake(1, &segment.description());
     let long = "x".repeat(100_000);
     for text in ["", "{}\n", &long] {
         assert_eq!(ask(&owner::handshake(1, text)), expected, "{}", text.len());
@@ -373,6 +373,55 @@ fn what_cannot_be_lent_is_refused() {
     assert_eq!(open("127.0.0.1", 0), Kind::NoMemory);
     assert_eq!(open("127.0.0.1", MOST + 1), Kind::NoMemory);
     assert_eq!(open("192.0.2.1", 1), Kind::PoolFailed);
+}
+
+#[test]
+fn nothing_is_moved_at_addresses_of_before() {
+    let segment = open(limits());
+    let (others, own) = (peers(None), peers(Some(Arc::clone(&segment))));
+    assert_eq!(write(&others, &segment, &[(9, vec![7; 100])]), [Ok(())]);
+    let before = segment.base();
+    // One that has sent a half, and one that is sent more than all buffers hold.
+    let mut writing = connect(&segment);
+    let half = request(&segment, Operation::Write, Version::Two, 0, 8);
+    writing.write_all(&[&half[..], &[1; 4]].concat()).unwrap();
+    while read(&own, &segment, 0, 4) != Ok(vec![1; 4]) {
+        thread::yield_now();
+    }
+    let mut reading = connect(&segment);
+    let all = request(&segment, Operation::Read, Version::Two, 0, SIZE);
+    reading.write_all(&all.repeat(64)).unwrap();
+    assert_eq!(take(&mut reading, 8), Status::Fine.encode());
+
+    let base = segment.move_on();
+    assert_ne!(base, before);
+    assert_eq!(segment.base(), base);
+    let old = Request {
+        size: 4,
+        address: before + 9,
+        operation: Operation::Read,
+        version: Version::Two,
+    };
+    let mut asking = connect(&segment);
+    asking.write_all(&old.encode()).unwrap();
+    assert_eq!(take(&mut asking, 8), Status::Rejected.encode());
+    writing.write_all(&[1; 4]).unwrap();
+    assert!(is_ended(&mut writing));
+    // What the system has taken already still comes, then the end.
+    let mut rest = Vec::new();
+    let _ = reading.read_to_end(&mut rest);
+    assert!(rest.len() < 64 * SIZE as usize);
+
+    for peers in [&others, &own] {
+        let mut page = [0; 4];
+        let mut pieces = [Target::from(&mut page[..])];
+        let mut jobs = [ReadJob::new(segment.endpoint(), before + 9, 4, &mut pieces)];
+        peers.read(&mut jobs, Instant::now() + PATIENCE);
+        assert_eq!(jobs[0].outcome, Err(code::ADDRESS_REJECTED));
+        // Others ask anew where it is.
+        assert_eq!(read(peers, &segment, 9, 100), Ok(vec![7; 100]));
+    }
+    assert_eq!(describe(&segment).ranges, [(base, base + SIZE)]);
 }
 
 #[test]

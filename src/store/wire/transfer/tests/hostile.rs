@@ -203,8 +203,10 @@ fn answers_that_are_none_end_the_connection() {
 #[test]
 fn a_write_that_is_confirmed_before_it_was_sent_is_a_lie() {
     let stand_in = StandIn::new(|mut stream, _, _| {
-        stream.write_all(&Status::Fine.encode()).unwrap();
-        // Takes nothing, so that not all can be sent.
+        // For more than goes out ahead of answers.
+        stream
+            .write_all(&Status::Fine.encode().repeat(100))
+            .unwrap();
         std::thread::sleep(super::PATIENCE);
     });
     let pages = [(0, vec![1; 64 << 20])];

@@ -2,6 +2,7 @@
 
 mod directories;
 mod hostile;
+mod lanes;
 mod stand_in;
 mod time;
 

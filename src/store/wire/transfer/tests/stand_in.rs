@@ -36,7 +36,12 @@ impl StandIn {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
-            memory: Mutex::new((0..1 << 20).map(|at| ((at * 31) >> 3) as u8).collect()),
+            // Differs also from what is a round number of bytes away.
+            memory: Mutex::new(
+                (0..1 << 20)
+                    .map(|at| (((at * 31) >> 3) ^ ((at >> 11) * 7)) as u8)
+                    .collect(),
+            ),
             description: Mutex::default(),
             handshakes: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),

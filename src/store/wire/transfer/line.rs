@@ -24,8 +24,14 @@ const SLICES: usize = 128;
 const TURN: usize = 4 << 20;
 /// Most bytes that are asked for, or sent, by one request.
 pub(super) const FRAME: u64 = 64 << 10;
-/// Bytes under way on a connection before another request goes out.
-pub(super) const WINDOW: u64 = 256 << 10;
+
+/// Bytes under way on a connection before another request goes out. `docs/design/wire-data.md` has what speaks for it.
+pub(super) const fn window(operation: Operation) -> u64 {
+    match operation {
+        Operation::Read => 128 << 10,
+        Operation::Write => 256 << 10,
+    }
+}
 
 /// A connection with jobs.
 #[derive(Debug)]
@@ -228,7 +234,7 @@ impl<'j, J: Job> Line<'j, J> {
             self.granted = self.requests.len() / REQUEST;
             return;
         }
-        while self.under_way < WINDOW
+        while self.under_way < window(J::OPERATION)
             && let Some(next) = self.frames.get(self.granted)
         {
             self.under_way = self.under_way.saturating_add(next.size);

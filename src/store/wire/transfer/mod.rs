@@ -70,7 +70,7 @@ impl Settings {
     pub fn new(directory: Directory) -> Self {
         Self {
             directory,
-            connections: 4,
+            connections: 8,
             silence: Duration::from_secs(2),
             cooldown: Duration::from_secs(2),
             idle: Duration::from_secs(60),

@@ -9,7 +9,7 @@ use super::Inner;
 use super::ask::{Ask, Owner, Told};
 use super::dial::Dial;
 use super::job::Job;
-use super::line::{Line, Step, Trouble};
+use super::line::{Line, Step, Trouble, window};
 use crate::store::code;
 use crate::sync::Arc;
 
@@ -17,6 +17,9 @@ use crate::sync::Arc;
 const ROUNDS: u32 = 8;
 /// Bytes for which another connection is worth it.
 pub(super) const SHARE: u64 = 512 << 10;
+
+/// Bytes under way on all connections of a batch to one owner.
+const UNDER_WAY: u64 = 1 << 20;
 
 /// Jobs of one owner.
 pub(super) struct Visit<'j, J> {
@@ -174,7 +177,8 @@ impl<'j, J: Job> Visit<'j, J> {
         let total: u64 = jobs
             .iter()
             .fold(0, |sum, job| sum.saturating_add(job.size()));
-        let lines = (total / SHARE).clamp(1, inner.connections.max(1) as u64);
+        let most = (UNDER_WAY / window(J::OPERATION)).min(inner.connections as u64);
+        let lines = (total / SHARE).clamp(1, most.max(1));
         let share = total.div_ceil(lines);
         let mut jobs = jobs.into_iter().peekable();
         while jobs.peek().is_some() {

@@ -9,12 +9,12 @@ use super::{PATIENCE, held, peers, read, settings, write};
 use crate::store::code;
 use crate::store::wire::transfer::Peers;
 use crate::store::wire::transfer::frame::{Operation, REQUEST, Status, Version};
-use crate::store::wire::transfer::line::{FRAME, WINDOW};
+use crate::store::wire::transfer::line::{FRAME, window};
 use crate::store::wire::transfer::visit::SHARE;
 
 const PAGE: usize = 3 * FRAME as usize + 17;
 /// As many pages as give each connection some.
-const PAGES: u64 = 5 * SHARE / PAGE as u64 * 2;
+const PAGES: u64 = 9 * SHARE / PAGE as u64 * 2;
 
 fn one_connection() -> Peers {
     Peers::new(super::Settings {
@@ -80,7 +80,7 @@ fn asked_ahead(operation: Operation) -> (u64, bool) {
     let stand_in = StandIn::new(move |mut stream, shared, _| {
         let mut requests = Vec::new();
         let mut asked = 0;
-        while asked < WINDOW {
+        while asked < window(operation) {
             let request = stand_in::request(&mut stream, shared).unwrap();
             if operation == Operation::Write {
                 let mut data = vec![0; request.size as usize];
@@ -121,7 +121,8 @@ fn asked_ahead(operation: Operation) -> (u64, bool) {
 fn no_more_is_under_way_than_the_window() {
     for operation in [Operation::Read, Operation::Write] {
         let (asked, has_more) = asked_ahead(operation);
-        assert!((WINDOW..WINDOW + FRAME).contains(&asked), "{asked}");
+        let window = window(operation);
+        assert!((window..window + FRAME).contains(&asked), "{asked}");
         assert!(!has_more);
     }
 }

@@ -158,8 +158,8 @@ fn connections_and_handshakes_are_used_again() {
     assert_eq!((stand_in.handshakes(), stand_in.connections()), (1, 1));
     // Large batches have several connections, but no more than was said.
     for _ in 0..2 {
-        let (outcomes, _) = read(&peers, &stand_in, &[0; 12], 1 << 20);
-        assert_eq!(outcomes, [Ok(()); 12]);
+        let (outcomes, _) = read(&peers, &stand_in, &[0; 16], 1 << 20);
+        assert_eq!(outcomes, [Ok(()); 16]);
     }
     let most = settings().connections;
     assert_eq!((stand_in.handshakes(), stand_in.connections()), (1, most));

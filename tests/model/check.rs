@@ -1,6 +1,7 @@
 //! What must hold after every event, and at the end.
 
 use kvbridge::scheduler::FinishReason;
+use kvbridge::stats::Gauges;
 
 use crate::oracle::shard;
 use crate::pool::{Call, Seen};
@@ -314,8 +315,9 @@ impl World<'_> {
             for rank in &mut hosts.ranks {
                 let handle = rank.worker.handle();
                 let start = std::time::Instant::now();
-                // Nobody waits for loads of requests that were reset.
-                while self.threads && handle.gauges().loads_in_flight > 0 {
+                // Nobody waits for what was queued of requests that were reset.
+                let flying = |gauges: Gauges| gauges.loads_in_flight + gauges.saves_in_flight > 0;
+                while self.threads && flying(handle.gauges()) {
                     if start.elapsed().as_secs() > 20 {
                         break;
                     }
@@ -327,8 +329,7 @@ impl World<'_> {
                 }
                 let after = handle.gauges();
                 for (gauges, free) in [(before, !self.over), (after, true)] {
-                    let flying = gauges.saves_in_flight + gauges.loads_in_flight;
-                    if free && flying + gauges.loads_queued > 0 {
+                    if free && (flying(gauges) || gauges.loads_queued > 0) {
                         broken!("in the end all is free", "in flight: {gauges:?}");
                     }
                 }

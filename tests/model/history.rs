@@ -23,6 +23,7 @@ macro_rules! kinds {
             pub fn is_of(self, ways: &Ways) -> bool {
                 match self {
                     Kind::LoadStep | Kind::Leave => ways.parks,
+                    Kind::MorePages => ways.parks && !ways.reserves,
                     Kind::Open => ways.fences,
                     Kind::Release | Kind::Stale => ways.reserves,
                     Kind::Cancel => !ways.reserves,
@@ -49,6 +50,7 @@ kinds! {
     LoadStep "step of a load",
     Open "a fence opens",
     Leave "parked one leaves",
+    MorePages "more pages of parked",
     Release "release reserved",
     Stale "stale reservation",
     Sleep "sleep",
@@ -58,6 +60,7 @@ kinds! {
     Preempt "preempt",
     Poll "get finished",
     Reset "reset",
+    ResetSaving "reset under saves",
     Restart "silent restart",
     Repage "change pages",
     Evict "evict",
@@ -126,6 +129,7 @@ impl World<'_> {
             Kind::LoadStep => self.do_load_step(rng),
             Kind::Open => self.do_open(server, rng),
             Kind::Leave => self.do_leave(server, rng),
+            Kind::MorePages => self.do_more_pages(server, rng),
             Kind::Release => self.do_release(server, rng),
             Kind::Stale => self.do_stale(server, rng),
             Kind::Sleep => self.do_sleep(server, rng),
@@ -135,6 +139,7 @@ impl World<'_> {
             Kind::Preempt => self.do_preempt(server, rng),
             Kind::Poll => self.do_poll(server, rng),
             Kind::Reset => self.do_reset(server, rng),
+            Kind::ResetSaving => self.do_reset_saving(server, rng),
             Kind::Restart => self.do_restart(server, rng),
             Kind::Repage => self.do_repage(server, rng),
             Kind::Evict => Ok(self.evict(rng)),
@@ -200,10 +205,12 @@ impl World<'_> {
         let complete = count(&|at| self.is_complete(server, &reqs[at]));
         let offered = count(&|at| self.can_cancel(&reqs[at]));
         let resets = count(&|at| self.is_quiet(server, &reqs[at]));
-        let restarts = count(&|at| self.can_restart(server, &reqs[at]));
+        let resets_saving = count(&|at| self.can_reset_saving(server, &reqs[at]));
+        let restarts = count(&|at| self.can_restart_unheard(server, &reqs[at]));
         let repages = count(&|at| self.can_change_pages(server, &reqs[at]));
         let lost = count(&|at| reqs[at].lost_known);
         let parked = count(&|at| reqs[at].state == State::Parked);
+        let growing = count(&|at| self.can_get_more_pages(server, &reqs[at]));
         let spoilt = count(&|at| reqs[at].is_spoilt());
         let to_build = count(&|at| match reqs[at].state {
             State::Parked => !reqs[at].is_on_its_way(),
@@ -256,10 +263,14 @@ impl World<'_> {
                 Kind::Drop,
                 if_any(usize::from(!at_rest) + hosts.built.len(), 4),
             ),
-            (Kind::Step, if_any(saves, 16 + 6 * saves.min(4))),
+            (Kind::Step, if_any(saves, 14 + 6 * saves.min(4))),
             (Kind::LoadStep, if_any(loads, 20 + 8 * loads.min(4))),
             (Kind::Open, if_any(hosts.doors.len(), 14)),
             (Kind::Leave, if_any(parked, 8) + if_any(spoilt, 30)),
+            (
+                Kind::MorePages,
+                if_any(usize::from(!ways.reserves) * growing, 8),
+            ),
             (
                 Kind::Release,
                 if_any(usize::from(ways.reserves) * offered, 11),
@@ -270,7 +281,7 @@ impl World<'_> {
                 2 * usize::from(ways.sleeps && !reqs.is_empty()),
             ),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
-            (Kind::Finish, if_any(complete, 70)),
+            (Kind::Finish, if_any(complete, 170)),
             (Kind::Abort, if_any(reqs.len(), 2)),
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
             (
@@ -278,8 +289,9 @@ impl World<'_> {
                 2 + if_any(hosts.announce.len(), 6) + if_any(parked, 8),
             ),
             (Kind::Reset, if_any(resets, 2)),
-            (Kind::Restart, if_any(restarts, 32)),
-            (Kind::Repage, if_any(repages, 36)),
+            (Kind::ResetSaving, if_any(resets_saving, 16)),
+            (Kind::Restart, if_any(restarts, 44)),
+            (Kind::Repage, if_any(repages, 58)),
             (Kind::Evict, 2),
             (Kind::Damage, 2),
             (Kind::FailExist, 2),

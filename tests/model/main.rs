@@ -6,8 +6,8 @@
 //! - `setup.rs`: the engines that histories run on; `oracle.rs`: what a page must hold
 //! - `pool.rs`: a pool that fails on command; `memory.rs`: caches whose every byte is watched
 //! - `world.rs`: servers, requests, passes; `requests.rs`, `offers.rs`, `passes.rs`, `loads.rs`,
-//!   `ends.rs`: what engines do
-//! - `parked.rs`: asynchronous loads; `reserve.rs`: reservations; `sleep.rs`: layouts go and come
+//!   `ends.rs`, `resets.rs`: what engines do
+//! - `parked.rs`, `waiting.rs`: asynchronous loads; `reserve.rs`: reservations; `sleep.rs`: layouts go and come
 //! - `check.rs`: what must hold; `history.rs`, `shrink.rs`: random histories, and short ones
 //! - `plants.rs`: bugs that are planted to see that they are found
 
@@ -32,9 +32,11 @@ mod pool;
 mod random;
 mod requests;
 mod reserve;
+mod resets;
 mod setup;
 mod shrink;
 mod sleep;
+mod waiting;
 mod world;
 
 use std::process::ExitCode;

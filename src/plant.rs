@@ -106,6 +106,8 @@ bugs! {
         "an asynchronous offer that is honoured with nothing does not travel",
     MorePagesLost "more-pages-lost"
         "pages that are reported while a request waits for its load are not entered",
+    LateCounts "late-counts"
+        "pages of a load whose call is late count as there",
     SlotsKept "slots-kept"
         "a load that ends early keeps its slots",
     UnwantedFails "unwanted-fails"

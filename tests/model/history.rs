@@ -28,6 +28,7 @@ macro_rules! kinds {
                     Kind::Release | Kind::Stale => ways.reserves,
                     Kind::Cancel => !ways.reserves,
                     Kind::Sleep => ways.sleeps,
+                    Kind::Jump | Kind::Return | Kind::Cool => ways.late,
                     _ => true,
                 }
             }
@@ -54,6 +55,9 @@ kinds! {
     Release "release reserved",
     Stale "stale reservation",
     Sleep "sleep",
+    Jump "a deadline passes",
+    Return "a late call returns",
+    Cool "pools are asked again",
     TakeFailed "take failed loads",
     Finish "finish",
     Abort "cancel request",
@@ -68,6 +72,16 @@ kinds! {
     FailExist "fail exist",
     FailGet "fail get",
     FailPut "fail put",
+}
+
+/// A number per kind of event.
+#[derive(Clone, Copy)]
+pub struct PerKind(pub [u64; Kind::ALL.len()]);
+
+impl Default for PerKind {
+    fn default() -> Self {
+        Self([0; Kind::ALL.len()])
+    }
 }
 
 /// One event. What it applies to follows from the number and what there is when it runs, so that an
@@ -133,6 +147,9 @@ impl World<'_> {
             Kind::Release => self.do_release(server, rng),
             Kind::Stale => self.do_stale(server, rng),
             Kind::Sleep => self.do_sleep(server, rng),
+            Kind::Jump => self.do_jump(server, rng),
+            Kind::Return => self.do_return(rng),
+            Kind::Cool => self.do_cool(server, rng),
             Kind::TakeFailed => self.do_take_failed(server, rng),
             Kind::Finish => self.do_finish(server, rng),
             Kind::Abort => self.do_abort(server, rng),
@@ -220,6 +237,8 @@ impl World<'_> {
         let loads = self.items.iter().filter(|item| item.load.is_some()).count();
         let saves = self.items.len() - loads;
         let ways = self.ways;
+        let bad = hosts.ranks.iter().filter(|rank| rank.weather.is_bad);
+        let bad = bad.count();
         let waiting = count(&|at| reqs[at].state == State::Waiting);
         let few = reqs.len() < MOST_REQS * 3 / 4;
         let if_any = |count: usize, weight: usize| if count > 0 { weight } else { 0 };
@@ -280,8 +299,14 @@ impl World<'_> {
                 Kind::Sleep,
                 2 * usize::from(ways.sleeps && !reqs.is_empty()),
             ),
+            (
+                Kind::Jump,
+                usize::from(ways.late) * (1 + if_any(self.items.len(), 20)),
+            ),
+            (Kind::Return, if_any(self.lates.len(), 90)),
+            (Kind::Cool, if_any(bad, 36)),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
-            (Kind::Finish, if_any(complete, 170)),
+            (Kind::Finish, if_any(complete, 200)),
             (Kind::Abort, if_any(reqs.len(), 2)),
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
             (
@@ -323,7 +348,7 @@ impl World<'_> {
     fn run(&mut self, event: Event) -> Outcome<bool> {
         let ran = self.apply(event)?;
         if ran {
-            self.tally.kinds[event.kind as usize] += 1;
+            self.tally.kinds.0[event.kind as usize] += 1;
             self.check()?;
         }
         Ok(ran)
@@ -383,7 +408,7 @@ fn with_world(
     let setup: &'static Setup = &SETUPS[history.setup];
     let mut world = World::new(
         setup,
-        Ways::new(history.seed),
+        Ways::new(history.seed, setup, history.threads),
         &mut bench.oracles[history.setup],
         history.threads,
     );

@@ -63,6 +63,7 @@ impl World<'_> {
     }
 
     pub fn do_start(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
+        self.check_log()?;
         let hosts = &mut self.servers[server];
         let Some(pass) = hosts
             .bound
@@ -73,10 +74,10 @@ impl World<'_> {
         };
         pass.started = true;
         let number = pass.number;
-        self.pool.state().log.clear();
         let mut errors = Vec::new();
         let mut bad = Vec::new();
-        for rank in &mut hosts.ranks {
+        for number in 0..self.servers[server].ranks.len() {
+            let rank = &mut self.servers[server].ranks[number];
             let mut error = rank.worker.start_load(Stream::default()).err();
             if std::mem::take(&mut rank.owes_fence) {
                 if error.is_none() {
@@ -85,7 +86,7 @@ impl World<'_> {
                 error = rank.worker.start_load(Stream::default()).err();
             }
             errors.push(error);
-            let log = std::mem::take(&mut self.pool.state().log);
+            let log = self.take_log(server, number)?.seen;
             // The scheduler hears of what the first rank does not get.
             if errors.len() == 1 {
                 let failed = |seen: &&Seen| seen.call == Call::Get && !seen.good;

@@ -213,6 +213,7 @@ impl World<'_> {
                         idle: 0,
                     }),
                     parts: Vec::new(),
+                    disturbed: None,
                 });
                 expected += 1;
             }
@@ -278,15 +279,17 @@ impl World<'_> {
 
     pub fn step_load(&mut self, index: usize) -> Outcome {
         self.check_log()?;
+        let place = self.pending_place(index);
         let item = &self.items[index];
         let (server, rank) = (item.server, item.rank);
         let Some(job) = &item.load else { return Ok(()) };
         let (life, blocks, wanted) = (job.life, job.blocks.clone(), job.wanted);
         let door = job.door.clone();
         let position = door.as_ref().map_or(Position::Open, |door| door.position());
-        let step = self.stepper.step(index);
+        let step = self.stepper.step(place);
         let done = step == Some(kvbridge::lane::Step::Done);
-        let log = std::mem::take(&mut self.pool.state().log);
+        let asked = self.take_log(server, rank)?;
+        let log = asked.seen;
         self.tell(|| {
             let good = log.iter().filter(|seen| seen.good).count();
             let asked = log.len();
@@ -312,7 +315,8 @@ impl World<'_> {
             .clone()
             .map(|block| self.oracle.block(&req.marks, block))
             .collect();
-        if let Some(job) = self.items[index].load.as_mut().filter(|_| !log.is_empty()) {
+        let asks = asked.is_disturbed || !log.is_empty();
+        if let Some(job) = self.items[index].load.as_mut().filter(|_| asks) {
             job.idle = 0;
         }
         for seen in &log {
@@ -325,6 +329,10 @@ impl World<'_> {
                 );
             };
             let own = self.oracle.key(known.block, known.kind, rank) == seen.key.as_slice();
+            // A pool that did not answer is asked whether it does now.
+            if own && self.ways.late && seen.call == Call::Exist {
+                continue;
+            }
             if !own || seen.call != Call::Get {
                 broken!(
                     "only what was settled is loaded",
@@ -370,6 +378,13 @@ impl World<'_> {
                     "server {server} rank {rank}: block {block} of life {life}, kind {kind}"
                 );
             }
+        }
+        if asked.is_disturbed {
+            let builds = self.servers[server].builds;
+            self.items[index].disturbed.get_or_insert(builds);
+        }
+        if done && wanted && self.items[index].disturbed.is_some() {
+            self.note_disturbed_load(index, &req);
         }
         self.end_step(index, done, position)
     }

@@ -122,6 +122,9 @@ impl World<'_> {
             req.state = State::Running;
             req.load = None;
             req.emitted |= !plan.due.is_empty();
+            if plan.frontier > req.watermark {
+                req.named_in = number;
+            }
             text += &format!(
                 " [request {}: {} at {}, blocks {:?} restored, {:?} due]",
                 plan.id, plan.scheduled, plan.from, plan.restore, plan.due
@@ -502,6 +505,7 @@ impl World<'_> {
             rank,
             load: None,
             parts,
+            disturbed: None,
         }
     }
 

@@ -197,10 +197,14 @@ pub struct Ways {
     pub reserves: bool,
     /// The engine sleeps now and then.
     pub sleeps: bool,
+    /// Calls of the pool may miss their deadline.
+    pub late: bool,
+    /// The pool uses the cache itself.
+    pub direct: bool,
 }
 
 impl Ways {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, _setup: &Setup, threads: bool) -> Self {
         let mut rng = Rng::new(mix(seed, 0x7761));
         let parks = rng.chance(1, 2);
         Self {
@@ -209,6 +213,9 @@ impl Ways {
             fences: rng.chance(1, 2) && parks,
             reserves: rng.chance(1, 3),
             sleeps: rng.chance(1, 4),
+            // With threads a deadline would have to pass by the machine's clock.
+            late: rng.chance(1, 4) && !threads,
+            direct: false,
         }
     }
 }

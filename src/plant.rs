@@ -108,6 +108,12 @@ bugs! {
         "pages that are reported while a request waits for its load are not entered",
     LateCounts "late-counts"
         "pages of a load whose call is late count as there",
+    LoanNotHeld "loan-not-held"
+        "a request is reported while a late call may still use its pages in the cache itself",
+    KeptHandedBack "kept-handed-back"
+        "requests of a late load into the cache itself are handed back",
+    LentUnpinned "lent-unpinned"
+        "pages that the pool itself was to write count as free",
     SlotsKept "slots-kept"
         "a load that ends early keeps its slots",
     UnwantedFails "unwanted-fails"

@@ -38,6 +38,9 @@ impl World<'_> {
                     );
                 }
                 for (kind, page) in changed {
+                    if self.lent.contains(&(server, rank, kind, page)) {
+                        continue;
+                    }
                     if self.threads && self.may_have_landed(server, rank, kind, page) {
                         continue;
                     }
@@ -60,7 +63,7 @@ impl World<'_> {
     /// Calls of the pool in events that are no step of an item.
     pub fn check_log(&mut self) -> Outcome {
         let asked = self.take_log(0, 0)?;
-        if asked.is_late {
+        if asked.late.is_some() {
             broken!("a call is late when it was made", "whose is it?");
         }
         for seen in &asked.seen {
@@ -127,7 +130,7 @@ impl World<'_> {
         if asked.is_disturbed {
             self.saves_were_disturbed(index);
         }
-        if asked.is_late
+        if asked.late.is_some()
             && let Some(late) = self.lates.last_mut()
         {
             late.parts = self.items[index].parts.clone();

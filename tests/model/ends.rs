@@ -161,6 +161,7 @@ impl World<'_> {
             for id in awaited {
                 let mut items = self.items.iter();
                 let in_flight = self.threads
+                    || self.is_lent(server, Some(rank), id, None)
                     || items.any(|item| {
                         item.server == server
                             && item.rank == rank

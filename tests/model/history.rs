@@ -237,6 +237,8 @@ impl World<'_> {
         let loads = self.items.iter().filter(|item| item.load.is_some()).count();
         let saves = self.items.len() - loads;
         let ways = self.ways;
+        // While the pool itself has pages, others are to get them if they can.
+        let lent = 50 * usize::from(ways.direct && !self.lates.is_empty());
         let bad = hosts.ranks.iter().filter(|rank| rank.weather.is_bad);
         let bad = bad.count();
         let waiting = count(&|at| reqs[at].state == State::Waiting);
@@ -282,7 +284,7 @@ impl World<'_> {
                 Kind::Drop,
                 if_any(usize::from(!at_rest) + hosts.built.len(), 4),
             ),
-            (Kind::Step, if_any(saves, 14 + 6 * saves.min(4))),
+            (Kind::Step, if_any(saves, 14 + lent + 6 * saves.min(4))),
             (Kind::LoadStep, if_any(loads, 20 + 8 * loads.min(4))),
             (Kind::Open, if_any(hosts.doors.len(), 14)),
             (Kind::Leave, if_any(parked, 8) + if_any(spoilt, 30)),
@@ -303,7 +305,7 @@ impl World<'_> {
                 Kind::Jump,
                 usize::from(ways.late) * (1 + if_any(self.items.len(), 20)),
             ),
-            (Kind::Return, if_any(self.lates.len(), 90)),
+            (Kind::Return, if_any(self.lates.len(), 80 - lent)),
             (Kind::Cool, if_any(bad, 36)),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
             (Kind::Finish, if_any(complete, 200)),
@@ -311,7 +313,7 @@ impl World<'_> {
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
             (
                 Kind::Poll,
-                2 + if_any(hosts.announce.len(), 6) + if_any(parked, 8),
+                2 + if_any(hosts.announce.len(), 6 + lent) + if_any(parked, 8),
             ),
             (Kind::Reset, if_any(resets, 2)),
             (Kind::ResetSaving, if_any(resets_saving, 16)),

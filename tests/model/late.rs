@@ -10,6 +10,9 @@ use crate::pool::{Call, Seen};
 use crate::random::Rng;
 use crate::world::{Item, Outcome, Part, Req, World, broken};
 
+/// A call that reads pages, as the guard names it.
+pub const GET: &str = "pool get";
+
 /// A call that has begun, was not made in time, and will be made.
 pub struct Late {
     /// The rank that it came from, counted over all servers.
@@ -42,8 +45,8 @@ pub struct Weather {
 pub struct Asked {
     /// By calls that were made for it.
     pub seen: Vec<Seen>,
-    /// One of its calls is late now.
-    pub is_late: bool,
+    /// One of its calls is late now, of this kind.
+    pub late: Option<&'static str>,
     /// Of the rank that was asked for, some call got no answer.
     pub is_disturbed: bool,
 }
@@ -77,7 +80,7 @@ impl World<'_> {
         let (calls, mut seen) = self.pool.state().take_log();
         let mut asked = Asked {
             seen: Vec::new(),
-            is_late: false,
+            late: None,
             is_disturbed: false,
         };
         if self.ways.late {
@@ -89,7 +92,7 @@ impl World<'_> {
                 self.check_returned(&late, &seen, number)?;
                 seen.retain(|one| one.number != number);
             }
-            asked.is_late = self.find_late(server, rank);
+            asked.late = self.find_late(server, rank);
             asked.is_disturbed = self.look_at_weather(server, rank);
         }
         asked.seen = seen;
@@ -106,18 +109,18 @@ impl World<'_> {
     }
 
     /// A call that is late stays among what is pending.
-    fn find_late(&mut self, server: usize, rank: usize) -> bool {
+    fn find_late(&mut self, server: usize, rank: usize) -> Option<&'static str> {
         let pending = self.stepper.pending();
-        let calls = pending.iter().filter(|item| is_late(item)).count();
-        let fresh = calls.saturating_sub(self.lates.len());
-        for _ in 0..fresh {
+        let calls = pending.iter().filter(|item| is_late(item));
+        let names: Vec<&str> = calls.map(|item| item.1).skip(self.lates.len()).collect();
+        for _ in &names {
             self.tally.late += 1;
             self.lates.push(Late {
                 place: self.place(server, rank),
                 parts: Vec::new(),
             });
         }
-        fresh > 0
+        names.last().copied()
     }
 
     /// Whether calls of this rank got no answer since this was asked last.

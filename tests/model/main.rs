@@ -8,7 +8,7 @@
 //! - `world.rs`: servers, requests, passes; `requests.rs`, `offers.rs`, `passes.rs`, `loads.rs`,
 //!   `ends.rs`, `resets.rs`: what engines do
 //! - `parked.rs`, `waiting.rs`: asynchronous loads; `reserve.rs`: reservations; `sleep.rs`: layouts go and come
-//! - `late.rs`: calls of the pool that miss their deadline
+//! - `late.rs`: calls of the pool that miss their deadline; `lent.rs`: pages that they may still use
 //! - `check.rs`: what must hold; `history.rs`, `shrink.rs`: random histories, and short ones
 //! - `plants.rs`: bugs that are planted to see that they are found
 
@@ -25,6 +25,7 @@ mod clock;
 mod ends;
 mod history;
 mod late;
+mod lent;
 mod loads;
 mod memory;
 mod offers;

@@ -9,6 +9,8 @@ use kvbridge::scheduler::FinishReason;
 use kvbridge::worker::{Fence, Wait};
 use parking_lot::{Condvar, Mutex};
 
+use crate::late::GET;
+use crate::loads::failed_keys;
 use crate::oracle::shard;
 use crate::pool::Call;
 use crate::random::Rng;
@@ -302,8 +304,10 @@ impl World<'_> {
         {
             broken!("a fence is waited for once", "on rank {rank}");
         }
+        let failed = failed_keys(&log);
+        let is_kept = asked.late == Some(GET);
         let Some(req) = self.owner(server, rank, life) else {
-            if !log.is_empty() {
+            if !log.is_empty() || is_kept {
                 broken!(
                     "a load that nobody waits for ends",
                     "rank {rank} asks the pool for life {life}"
@@ -372,12 +376,23 @@ impl World<'_> {
                 );
             }
             let shard = shard(self.setup, kind, rank);
-            if now != self.oracle.content(&req.marks, block, kind, shard) {
+            let key = self
+                .oracle
+                .key(self.oracle.block(&req.marks, block), kind, rank);
+            let may_be_torn = self.ways.direct && failed.iter().any(|bad| bad == key);
+            if !may_be_torn && now != self.oracle.content(&req.marks, block, kind, shard) {
                 broken!(
                     "a page that lands is what its key says",
                     "server {server} rank {rank}: block {block} of life {life}, kind {kind}"
                 );
             }
+        }
+        if self.ways.direct && !failed.is_empty() {
+            self.count_as_lost(server, life);
+        }
+        if is_kept && self.lend_parked(server, rank, &req) {
+            self.items.remove(index);
+            return self.break_down();
         }
         if asked.is_disturbed {
             let builds = self.servers[server].builds;
@@ -585,7 +600,9 @@ impl World<'_> {
                 req.id
             );
         }
-        if failed && lost.is_none() && !load.given_up {
+        // With threads nobody sees what came and was not counted.
+        let is_seen = !(self.threads && self.ways.direct);
+        if failed && lost.is_none() && !load.given_up && is_seen {
             broken!(
                 "what arrived is not handed back",
                 "request {} has all its pages",

@@ -121,7 +121,9 @@ impl World<'_> {
             req.replace = false;
             req.state = State::Running;
             req.load = None;
-            req.emitted |= !plan.due.is_empty();
+            // The pool itself may write for such a load when it has failed.
+            let lends = self.ways.direct && !plan.restore.is_empty();
+            req.emitted |= lends || !plan.due.is_empty();
             if plan.frontier > req.watermark {
                 req.named_in = number;
             }

@@ -19,7 +19,10 @@ impl World<'_> {
                 && !hosts.is_busy(req.life)
                 && !self.is_bound(server, req.life)
         };
-        req.state > State::Matched && (self.setup.world == 1 || hear())
+        req.state > State::Matched
+            && (self.setup.world == 1 || hear())
+            // Nobody can take pages back from the pool itself.
+            && !self.is_lent(server, None, req.id, Some(req.life))
     }
 
     /// The allocation was released and the request will run again.

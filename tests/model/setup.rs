@@ -204,9 +204,10 @@ pub struct Ways {
 }
 
 impl Ways {
-    pub fn new(seed: u64, _setup: &Setup, threads: bool) -> Self {
+    pub fn new(seed: u64, setup: &Setup, threads: bool) -> Self {
         let mut rng = Rng::new(mix(seed, 0x7761));
         let parks = rng.chance(1, 2);
+        let direct = rng.chance(1, 2) && setup.raw;
         Self {
             parks,
             workers: 1 + rng.below(3),
@@ -214,8 +215,8 @@ impl Ways {
             reserves: rng.chance(1, 3),
             sleeps: rng.chance(1, 4),
             // With threads a deadline would have to pass by the machine's clock.
-            late: rng.chance(1, 4) && !threads,
-            direct: false,
+            late: rng.chance(1 + usize::from(direct), 4) && !threads,
+            direct,
         }
     }
 }
@@ -232,9 +233,11 @@ impl Setup {
     pub fn config(&self, place: &Place, ways: &Ways) -> Config {
         let text = format!(
             r#"{{"model_key": "m", "role": "{}", "namespace": "model", "transfer_batch_size": 3,
-                "staging_buffer_bytes": 4096, "async_load": {}, "async_load_workers": {},
+                "staging_buffer_bytes": 4096, "stage_through_host": {},
+                "async_load": {}, "async_load_workers": {},
                 "kvbridge": {{"lookup_chunk_blocks": 2, "key_scheme": "{}"}}}}"#,
             place.role,
+            !ways.direct,
             ways.parks,
             ways.workers.max(1),
             if self.raw { "trtllm" } else { "kvb1" }

@@ -352,6 +352,8 @@ pub struct World<'a> {
     pub items: Vec<Item>,
     /// In the stepper's order.
     pub lates: Vec<Late>,
+    /// Pages that a late call may write: server, rank, kind, page.
+    pub lent: Vec<(usize, usize, usize, i32)>,
     pub lives: u64,
     pub poison: u64,
     pub threads: bool,
@@ -427,6 +429,7 @@ impl<'a> World<'a> {
             servers,
             items: Vec::new(),
             lates: Vec::new(),
+            lent: Vec::new(),
             lives: 0,
             poison: 0,
             threads,
@@ -513,7 +516,7 @@ impl<'a> World<'a> {
         items.any(|item| {
             let mut parts = item.parts.iter();
             parts.any(|part| part.id == id && life.is_none_or(|life| life == part.life))
-        })
+        }) || self.is_lent(server, None, id, life)
     }
 
     pub fn live(&self) -> usize {

@@ -7,7 +7,8 @@
 //! - `pool.rs`: a pool that fails on command; `memory.rs`: caches whose every byte is watched
 //! - `world.rs`: servers, requests, passes; `requests.rs`, `offers.rs`, `passes.rs`, `loads.rs`,
 //!   `ends.rs`, `resets.rs`: what engines do
-//! - `parked.rs`, `waiting.rs`: asynchronous loads; `reserve.rs`: reservations; `sleep.rs`: layouts go and come
+//! - `parked.rs`, `door.rs`, `landed.rs`, `waiting.rs`: asynchronous loads; `reserve.rs`: reservations;
+//!   `sleep.rs`: layouts go and come
 //! - `late.rs`: calls of the pool that miss their deadline; `lent.rs`: pages that they may still use
 //! - `check.rs`: what must hold; `history.rs`, `shrink.rs`: random histories, and short ones
 //! - `plants.rs`: bugs that are planted to see that they are found
@@ -22,8 +23,10 @@
 mod check;
 #[path = "../rig/clock.rs"]
 mod clock;
+mod door;
 mod ends;
 mod history;
+mod landed;
 mod late;
 mod lent;
 mod loads;

@@ -7,8 +7,8 @@ use kvbridge::keys::Tokens;
 use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::{GroupPages, Step};
 
+use crate::door::fence;
 use crate::oracle::{add_token, next_token};
-use crate::parked::fence;
 use crate::random::{Rng, mix};
 use crate::reserve::accepted;
 use crate::setup::T;

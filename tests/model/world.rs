@@ -9,11 +9,12 @@ use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::Scheduler;
 use kvbridge::worker::Worker;
 
+use crate::door::Door;
 use crate::history::PerKind;
 use crate::late::{Late, Weather};
 use crate::memory::Cache;
 use crate::oracle::{Oracle, add_token, no_tokens};
-use crate::parked::{Door, Job, Load};
+use crate::parked::{Job, Load};
 use crate::pool::Pool;
 use crate::random::mix;
 use crate::setup::{Place, Setup, T, Ways};

@@ -60,6 +60,10 @@ bugs! {
         "a block without a page in some group is saved all the same",
     ResetKeepsSaves "reset-keeps-saves"
         "reset leaves the saves of a bound pass in it",
+    ReleasedRead "released-read"
+        "saves that are queued when their request is reset read its pages all the same",
+    ReleasedForgotten "released-forgotten"
+        "what was reset is forgotten when any save ends, and a later one reads its pages",
     EndKeepsSaves "end-keeps-saves"
         "the announcement of an end leaves the saves of a bound pass in it",
     OfferEndMoves "offer-end-moves"
@@ -100,6 +104,16 @@ bugs! {
         "the announcement of a load that is not queued yet is lost",
     NothingParked "nothing-parked"
         "an asynchronous offer that is honoured with nothing does not travel",
+    MorePagesLost "more-pages-lost"
+        "pages that are reported while a request waits for its load are not entered",
+    LateCounts "late-counts"
+        "pages of a load whose call is late count as there",
+    LoanNotHeld "loan-not-held"
+        "a request is reported while a late call may still use its pages in the cache itself",
+    KeptHandedBack "kept-handed-back"
+        "requests of a late load into the cache itself are handed back",
+    LentUnpinned "lent-unpinned"
+        "pages that the pool itself was to write count as free",
     SlotsKept "slots-kept"
         "a load that ends early keeps its slots",
     UnwantedFails "unwanted-fails"

@@ -234,7 +234,7 @@ impl Scheduler {
                 );
                 emitted_load = true;
                 // On some rank the pool may still write when the load has failed there.
-                record.ever_saved |= self.terms.direct;
+                record.ever_saved |= self.terms.direct && !plant::is(Bug::LentUnpinned);
             } else {
                 record.load = None;
             }

@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result, bail};
 use crate::layout::{Range, Ranges};
 use crate::metadata::Life;
 use crate::node;
+use crate::plant::{self, Bug};
 use crate::store::Store;
 use crate::store::guarded::{Buffers, Guarded};
 
@@ -172,9 +173,8 @@ impl Direct {
         lives.sort_unstable();
         lives.dedup();
         let mut finished = shared.finished.lock();
-        lives
-            .iter()
-            .for_each(|&life| finished.hold(direction, life));
+        let held = lives.iter().filter(|_| !plant::is(Bug::LoanNotHeld));
+        held.for_each(|&life| finished.hold(direction, life));
         drop(finished);
         self.loans.fetch_add(1, Ordering::AcqRel);
         let held = Held {

@@ -15,6 +15,7 @@ use crate::lane::{Item, Step};
 use crate::link::BlockOf;
 use crate::metadata::{Life, Metadata, Run, RunView};
 use crate::page::{FOOTER_BYTES, seal};
+use crate::plant::{self, Bug};
 use crate::store::guarded::{Made, Put};
 use crate::store::{Presence, PutOutcome, Store};
 
@@ -535,7 +536,7 @@ impl Drop for SaveItem {
         self.shared
             .released
             .lock()
-            .retain(|life| finished.is_queued(*life));
+            .retain(|life| finished.is_queued(*life) && !plant::is(Bug::ReleasedForgotten));
     }
 }
 

@@ -338,7 +338,7 @@ impl Shared {
                 gate.pass();
             }
         }
-        if self.finished.lock().is_queued(life) {
+        if self.finished.lock().is_queued(life) && !plant::is(Bug::ReleasedRead) {
             self.released.lock().insert(life);
             drop(self.direct_save.lock());
         }

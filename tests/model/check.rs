@@ -1,6 +1,7 @@
 //! What must hold after every event, and at the end.
 
 use kvbridge::scheduler::FinishReason;
+use kvbridge::stats::Gauges;
 
 use crate::oracle::shard;
 use crate::pool::{Call, Seen};
@@ -37,6 +38,9 @@ impl World<'_> {
                     );
                 }
                 for (kind, page) in changed {
+                    if self.lent.contains(&(server, rank, kind, page)) {
+                        continue;
+                    }
                     if self.threads && self.may_have_landed(server, rank, kind, page) {
                         continue;
                     }
@@ -58,8 +62,11 @@ impl World<'_> {
 
     /// Calls of the pool in events that are no step of an item.
     pub fn check_log(&mut self) -> Outcome {
-        let log = std::mem::take(&mut self.pool.state().log);
-        for seen in &log {
+        let asked = self.take_log(0, 0)?;
+        if asked.late.is_some() {
+            broken!("a call is late when it was made", "whose is it?");
+        }
+        for seen in &asked.seen {
             self.check_page(seen)?;
             self.tally.saved_pages += u64::from(seen.call == Call::Put);
         }
@@ -67,7 +74,7 @@ impl World<'_> {
     }
 
     /// What a put left in the pool is what its key says.
-    fn check_page(&self, seen: &Seen) -> Outcome {
+    pub fn check_page(&self, seen: &Seen) -> Outcome {
         let Some(known) = self.oracle.pages.get(&seen.key) else {
             let key = String::from_utf8_lossy(&seen.key).into_owned();
             broken!("every key names a known block", "{:?} of {key}", seen.call);
@@ -111,14 +118,23 @@ impl World<'_> {
         Ok(true)
     }
 
-    fn step(&mut self, index: usize) -> Outcome {
+    pub fn step(&mut self, index: usize) -> Outcome {
         if self.items[index].load.is_some() {
             return self.step_load(index);
         }
         self.check_log()?;
-        let step = self.stepper.step(index);
-        let log = std::mem::take(&mut self.pool.state().log);
         let (server, rank) = (self.items[index].server, self.items[index].rank);
+        let step = self.stepper.step(self.pending_place(index));
+        let asked = self.take_log(server, rank)?;
+        let log = asked.seen;
+        if asked.is_disturbed {
+            self.saves_were_disturbed(index);
+        }
+        if asked.late.is_some()
+            && let Some(late) = self.lates.last_mut()
+        {
+            late.parts = self.items[index].parts.clone();
+        }
         self.tell(|| {
             let calls: Vec<String> = log
                 .iter()
@@ -152,13 +168,7 @@ impl World<'_> {
             }
             if seen.call == Call::Put {
                 self.tally.saved_pages += 1;
-                let hosts = &mut self.servers[server];
-                let owned = |life: u64| {
-                    let mut pins = hosts.pins.iter();
-                    hosts.reqs.iter().any(|req| req.life == life)
-                        || pins.any(|pin| pin.req.life == life && !pin.reported[rank])
-                };
-                if !owners.iter().any(|owner| owned(owner.1)) {
+                if !owners.iter().any(|owner| self.owns(server, rank, owner.1)) {
                     broken!(
                         "pages that were given back are not read",
                         "rank {rank} puts a block of {owners:?}"
@@ -167,6 +177,7 @@ impl World<'_> {
                 // The scheduler hears of what its own worker could not save.
                 if !seen.good && rank == 0 {
                     let sure = owners.len() == 1;
+                    let hosts = &mut self.servers[server];
                     for (_, life, block) in owners {
                         if let Some(req) = hosts.reqs.iter_mut().find(|req| req.life == life) {
                             match sure {
@@ -190,6 +201,10 @@ impl World<'_> {
             }
             for part in item.parts.iter().filter(|part| part.must) {
                 if part.done & wanted != wanted {
+                    if item.disturbed.is_some() {
+                        self.save_again(&item, part);
+                        continue;
+                    }
                     broken!(
                         "what was computed is published",
                         "rank {rank}: block {} of request {} (life {})",
@@ -244,6 +259,10 @@ impl World<'_> {
     pub fn finish(&mut self) -> Outcome {
         self.tell(|| "the end: everything is finished".to_owned());
         (0..self.servers.len()).for_each(|server| self.open_doors(server));
+        if self.ways.late {
+            (0..self.servers.len()).for_each(|server| self.calm(server));
+            self.return_all()?;
+        }
         if !self.over {
             self.end_all()?;
         }
@@ -314,8 +333,9 @@ impl World<'_> {
             for rank in &mut hosts.ranks {
                 let handle = rank.worker.handle();
                 let start = std::time::Instant::now();
-                // Nobody waits for loads of requests that were reset.
-                while self.threads && handle.gauges().loads_in_flight > 0 {
+                // Nobody waits for what was queued of requests that were reset.
+                let flying = |gauges: Gauges| gauges.loads_in_flight + gauges.saves_in_flight > 0;
+                while self.threads && flying(handle.gauges()) {
                     if start.elapsed().as_secs() > 20 {
                         break;
                     }
@@ -327,8 +347,7 @@ impl World<'_> {
                 }
                 let after = handle.gauges();
                 for (gauges, free) in [(before, !self.over), (after, true)] {
-                    let flying = gauges.saves_in_flight + gauges.loads_in_flight;
-                    if free && flying + gauges.loads_queued > 0 {
+                    if free && (flying(gauges) || gauges.loads_queued > 0) {
                         broken!("in the end all is free", "in flight: {gauges:?}");
                     }
                 }

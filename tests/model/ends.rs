@@ -1,4 +1,4 @@
-//! How requests end: finished, cancelled, preempted, reset, lost, reported.
+//! How requests end: finished, cancelled, preempted, lost, reported.
 
 use kvbridge::scheduler::FinishReason;
 
@@ -161,6 +161,7 @@ impl World<'_> {
             for id in awaited {
                 let mut items = self.items.iter();
                 let in_flight = self.threads
+                    || self.is_lent(server, Some(rank), id, None)
                     || items.any(|item| {
                         item.server == server
                             && item.rank == rank
@@ -277,72 +278,10 @@ impl World<'_> {
         self.servers[server].perhaps_failed.clear();
         Ok(true)
     }
-
-    /// Whether pages can be taken back without the handshake: nothing of them is queued, and nothing is
-    /// on its way to ranks that would not hear of it.
-    pub fn is_quiet(&self, server: usize, req: &Req) -> bool {
-        let hosts = &self.servers[server];
-        let alone = self.setup.world == 1;
-        req.state > State::Matched
-            && (alone || !req.is_landing() && !hosts.is_travelling(req.life))
-            && !self.is_saving(server, req.id, Some(req.life))
-            && (alone || !hosts.is_busy(req.life) && !self.is_bound(server, req.life))
-    }
-
-    /// The allocation was released and the request will run again.
-    pub fn do_reset(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
-        let Some(at) = self.pick(server, &mut rng, |req| self.is_quiet(server, req)) else {
-            return Ok(false);
-        };
-        self.reset(server, at)
-    }
-
-    pub fn reset(&mut self, server: usize, at: usize) -> Outcome<bool> {
-        let hosts = &mut self.servers[server];
-        let req = hosts.reqs[at].clone();
-        hosts.scheduler.reset(req.id);
-        self.tell(|| format!("reset: request {}", req.id));
-        self.start_over(server, at, &req);
-        Ok(true)
-    }
-
-    pub fn can_restart(&self, server: usize, req: &Req) -> bool {
-        // The next question tells that it is another life.
-        let ran = req.state == State::Running
-            || req.state == State::Allocated && req.is_on_its_way()
-            || req.is_spoilt();
-        ran && self.is_quiet(server, req)
-            && !self.servers[server].is_busy(req.life)
-            && !self.is_bound(server, req.life)
-    }
-
-    /// The request begins anew, and the engine does not say so.
-    pub fn do_restart(&mut self, server: usize, mut rng: Rng) -> Outcome<bool> {
-        let Some(at) = self.pick(server, &mut rng, |req| self.can_restart(server, req)) else {
-            return Ok(false);
-        };
-        let req = self.servers[server].reqs[at].clone();
-        self.tell(|| format!("silent restart: request {}", req.id));
-        self.start_over(server, at, &req);
-        // Whether earlier saves are in flight is not known to the scheduler.
-        self.servers[server].reqs[at].emitted = req.emitted || req.is_on_its_way();
-        Ok(true)
-    }
-
-    pub fn start_over(&mut self, server: usize, at: usize, req: &Req) {
-        self.give_pages(server, &req.pages);
-        self.forget_loads(server, 0..1, |life| life == req.life);
-        let hosts = &mut self.servers[server];
-        if req.lost && !req.lost_known {
-            hosts.perhaps_failed.push(req.id);
-        }
-        hosts.ended.push(req.life);
-        hosts.reqs[at] = again(req);
-    }
 }
 
 /// The same request before its next life; what it generated is part of its prompt now.
-fn again(req: &Req) -> Req {
+pub fn again(req: &Req) -> Req {
     let mut next = Req::new(req.id, req.scope);
     next.tokens = req.tokens.clone();
     next.marks = req.marks.clone();

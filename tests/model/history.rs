@@ -23,10 +23,12 @@ macro_rules! kinds {
             pub fn is_of(self, ways: &Ways) -> bool {
                 match self {
                     Kind::LoadStep | Kind::Leave => ways.parks,
+                    Kind::MorePages => ways.parks && !ways.reserves,
                     Kind::Open => ways.fences,
                     Kind::Release | Kind::Stale => ways.reserves,
                     Kind::Cancel => !ways.reserves,
                     Kind::Sleep => ways.sleeps,
+                    Kind::Jump | Kind::Return | Kind::Cool => ways.late,
                     _ => true,
                 }
             }
@@ -49,15 +51,20 @@ kinds! {
     LoadStep "step of a load",
     Open "a fence opens",
     Leave "parked one leaves",
+    MorePages "more pages of parked",
     Release "release reserved",
     Stale "stale reservation",
     Sleep "sleep",
+    Jump "a deadline passes",
+    Return "a late call returns",
+    Cool "pools are asked again",
     TakeFailed "take failed loads",
     Finish "finish",
     Abort "cancel request",
     Preempt "preempt",
     Poll "get finished",
     Reset "reset",
+    ResetSaving "reset under saves",
     Restart "silent restart",
     Repage "change pages",
     Evict "evict",
@@ -65,6 +72,16 @@ kinds! {
     FailExist "fail exist",
     FailGet "fail get",
     FailPut "fail put",
+}
+
+/// A number per kind of event.
+#[derive(Clone, Copy)]
+pub struct PerKind(pub [u64; Kind::ALL.len()]);
+
+impl Default for PerKind {
+    fn default() -> Self {
+        Self([0; Kind::ALL.len()])
+    }
 }
 
 /// One event. What it applies to follows from the number and what there is when it runs, so that an
@@ -126,15 +143,20 @@ impl World<'_> {
             Kind::LoadStep => self.do_load_step(rng),
             Kind::Open => self.do_open(server, rng),
             Kind::Leave => self.do_leave(server, rng),
+            Kind::MorePages => self.do_more_pages(server, rng),
             Kind::Release => self.do_release(server, rng),
             Kind::Stale => self.do_stale(server, rng),
             Kind::Sleep => self.do_sleep(server, rng),
+            Kind::Jump => self.do_jump(server, rng),
+            Kind::Return => self.do_return(rng),
+            Kind::Cool => self.do_cool(server, rng),
             Kind::TakeFailed => self.do_take_failed(server, rng),
             Kind::Finish => self.do_finish(server, rng),
             Kind::Abort => self.do_abort(server, rng),
             Kind::Preempt => self.do_preempt(server, rng),
             Kind::Poll => self.do_poll(server, rng),
             Kind::Reset => self.do_reset(server, rng),
+            Kind::ResetSaving => self.do_reset_saving(server, rng),
             Kind::Restart => self.do_restart(server, rng),
             Kind::Repage => self.do_repage(server, rng),
             Kind::Evict => Ok(self.evict(rng)),
@@ -200,10 +222,12 @@ impl World<'_> {
         let complete = count(&|at| self.is_complete(server, &reqs[at]));
         let offered = count(&|at| self.can_cancel(&reqs[at]));
         let resets = count(&|at| self.is_quiet(server, &reqs[at]));
-        let restarts = count(&|at| self.can_restart(server, &reqs[at]));
+        let resets_saving = count(&|at| self.can_reset_saving(server, &reqs[at]));
+        let restarts = count(&|at| self.can_restart_unheard(server, &reqs[at]));
         let repages = count(&|at| self.can_change_pages(server, &reqs[at]));
         let lost = count(&|at| reqs[at].lost_known);
         let parked = count(&|at| reqs[at].state == State::Parked);
+        let growing = count(&|at| self.can_get_more_pages(server, &reqs[at]));
         let spoilt = count(&|at| reqs[at].is_spoilt());
         let to_build = count(&|at| match reqs[at].state {
             State::Parked => !reqs[at].is_on_its_way(),
@@ -213,6 +237,10 @@ impl World<'_> {
         let loads = self.items.iter().filter(|item| item.load.is_some()).count();
         let saves = self.items.len() - loads;
         let ways = self.ways;
+        // While the pool itself has pages, others are to get them if they can.
+        let lent = 50 * usize::from(ways.direct && !self.lates.is_empty());
+        let bad = hosts.ranks.iter().filter(|rank| rank.weather.is_bad);
+        let bad = bad.count();
         let waiting = count(&|at| reqs[at].state == State::Waiting);
         let few = reqs.len() < MOST_REQS * 3 / 4;
         let if_any = |count: usize, weight: usize| if count > 0 { weight } else { 0 };
@@ -256,10 +284,14 @@ impl World<'_> {
                 Kind::Drop,
                 if_any(usize::from(!at_rest) + hosts.built.len(), 4),
             ),
-            (Kind::Step, if_any(saves, 16 + 6 * saves.min(4))),
+            (Kind::Step, if_any(saves, 14 + lent + 6 * saves.min(4))),
             (Kind::LoadStep, if_any(loads, 20 + 8 * loads.min(4))),
             (Kind::Open, if_any(hosts.doors.len(), 14)),
             (Kind::Leave, if_any(parked, 8) + if_any(spoilt, 30)),
+            (
+                Kind::MorePages,
+                if_any(usize::from(!ways.reserves) * growing, 8),
+            ),
             (
                 Kind::Release,
                 if_any(usize::from(ways.reserves) * offered, 11),
@@ -269,17 +301,24 @@ impl World<'_> {
                 Kind::Sleep,
                 2 * usize::from(ways.sleeps && !reqs.is_empty()),
             ),
+            (
+                Kind::Jump,
+                usize::from(ways.late) * (1 + if_any(self.items.len(), 20)),
+            ),
+            (Kind::Return, if_any(self.lates.len(), 80 - lent)),
+            (Kind::Cool, if_any(bad, 36)),
             (Kind::TakeFailed, if untaken { 60 } else { 2 }),
-            (Kind::Finish, if_any(complete, 70)),
+            (Kind::Finish, if_any(complete, 200)),
             (Kind::Abort, if_any(reqs.len(), 2)),
             (Kind::Preempt, if_any(reqs.len(), 3) + if_any(lost, 30)),
             (
                 Kind::Poll,
-                2 + if_any(hosts.announce.len(), 6) + if_any(parked, 8),
+                2 + if_any(hosts.announce.len(), 6 + lent) + if_any(parked, 8),
             ),
             (Kind::Reset, if_any(resets, 2)),
-            (Kind::Restart, if_any(restarts, 32)),
-            (Kind::Repage, if_any(repages, 36)),
+            (Kind::ResetSaving, if_any(resets_saving, 16)),
+            (Kind::Restart, if_any(restarts, 44)),
+            (Kind::Repage, if_any(repages, 58)),
             (Kind::Evict, 2),
             (Kind::Damage, 2),
             (Kind::FailExist, 2),
@@ -311,7 +350,7 @@ impl World<'_> {
     fn run(&mut self, event: Event) -> Outcome<bool> {
         let ran = self.apply(event)?;
         if ran {
-            self.tally.kinds[event.kind as usize] += 1;
+            self.tally.kinds.0[event.kind as usize] += 1;
             self.check()?;
         }
         Ok(ran)
@@ -371,7 +410,7 @@ fn with_world(
     let setup: &'static Setup = &SETUPS[history.setup];
     let mut world = World::new(
         setup,
-        Ways::new(history.seed),
+        Ways::new(history.seed, setup, history.threads),
         &mut bench.oracles[history.setup],
         history.threads,
     );

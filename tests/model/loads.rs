@@ -2,11 +2,20 @@
 
 use kvbridge::device::Stream;
 
+use crate::late::GET;
 use crate::oracle::shard;
 use crate::pool::{Call, Seen};
 use crate::random::Rng;
 use crate::setup::T;
 use crate::world::{Outcome, Pass, Plan, World, broken};
+
+/// Keys that the pool did not deliver.
+pub fn failed_keys(log: &[Seen]) -> Vec<Vec<u8>> {
+    let failed = log
+        .iter()
+        .filter(|seen| seen.call == Call::Get && !seen.good);
+    failed.map(|seen| seen.key.clone()).collect()
+}
 
 impl World<'_> {
     /// The engine counts what was to be restored as computed, and hears that it was not.
@@ -63,6 +72,7 @@ impl World<'_> {
     }
 
     pub fn do_start(&mut self, server: usize, _rng: Rng) -> Outcome<bool> {
+        self.check_log()?;
         let hosts = &mut self.servers[server];
         let Some(pass) = hosts
             .bound
@@ -73,10 +83,12 @@ impl World<'_> {
         };
         pass.started = true;
         let number = pass.number;
-        self.pool.state().log.clear();
         let mut errors = Vec::new();
-        let mut bad = Vec::new();
-        for rank in &mut hosts.ranks {
+        let mut failed_on = Vec::new();
+        let mut handed_back = Vec::new();
+        let mut is_kept = false;
+        for number in 0..self.servers[server].ranks.len() {
+            let rank = &mut self.servers[server].ranks[number];
             let mut error = rank.worker.start_load(Stream::default()).err();
             if std::mem::take(&mut rank.owes_fence) {
                 if error.is_none() {
@@ -85,16 +97,10 @@ impl World<'_> {
                 error = rank.worker.start_load(Stream::default()).err();
             }
             errors.push(error);
-            let log = std::mem::take(&mut self.pool.state().log);
-            // The scheduler hears of what the first rank does not get.
-            if errors.len() == 1 {
-                let failed = |seen: &&Seen| seen.call == Call::Get && !seen.good;
-                bad.extend(
-                    log.into_iter()
-                        .filter(|seen| failed(&seen))
-                        .map(|seen| seen.key),
-                );
-            }
+            let asked = self.take_log(server, number)?;
+            is_kept |= asked.late == Some(GET) && self.lend_restored(server, number);
+            failed_on.push(failed_keys(&asked.seen));
+            handed_back.extend(self.lost_in_words(server, number, &asked.seen));
         }
         self.tell(|| format!("start_load: pass {number}, errors {errors:?}"));
         if self.threads && self.ways.parks {
@@ -105,7 +111,7 @@ impl World<'_> {
             }
         }
         // Whatever landed belongs there.
-        for rank in 0..self.servers[server].ranks.len() {
+        for (rank, failed) in failed_on.iter().enumerate() {
             if self.threads && self.ways.parks {
                 // No pass loads anything, but others may do so now.
                 break;
@@ -125,7 +131,11 @@ impl World<'_> {
                 let req = hosts.reqs.iter().chain(pins).find(|req| req.life == life);
                 let marks = &req.unwrap().marks;
                 let shard = shard(self.setup, kind, rank);
-                if now != self.oracle.content(marks, block, kind, shard) {
+                // Without slots in between, what fails may land in parts.
+                let mark = self.oracle.block(marks, block);
+                let key = self.oracle.key(mark, kind, rank);
+                let may_be_torn = self.ways.direct && failed.iter().any(|bad| bad == key);
+                if !may_be_torn && now != self.oracle.content(marks, block, kind, shard) {
                     broken!(
                         "a page that lands is what its key says",
                         "server {server} rank {rank}: block {block} of life {life}, kind {kind}"
@@ -133,7 +143,11 @@ impl World<'_> {
                 }
             }
         }
-        self.settle_start(server, &errors, &bad)
+        if is_kept {
+            self.break_down()?;
+            return Ok(true);
+        }
+        self.settle_start(server, &errors, &failed_on[0], &handed_back)
     }
 
     /// Which requests have all their pages? The library must say so of the others.
@@ -142,6 +156,7 @@ impl World<'_> {
         server: usize,
         errors: &[Option<kvbridge::error::Error>],
         bad: &[Vec<u8>],
+        handed_back: &[(usize, u64)],
     ) -> Outcome<bool> {
         let many = self.setup.world > 1;
         let plans: Vec<Plan> = match &self.servers[server].bound {
@@ -163,7 +178,9 @@ impl World<'_> {
                         let page = req.pages[what.group][block];
                         let shard = shard(self.setup, kind, rank);
                         let wanted = self.oracle.content(&req.marks, block, kind, shard);
-                        if host.cache.read(kind, page) != wanted {
+                        // Without slots in between it may be there, and counts as lost all the same.
+                        let failed = handed_back.contains(&(rank, plan.life));
+                        if host.cache.read(kind, page) != wanted || failed {
                             lost = true;
                             lost_on[rank] = true;
                         }

@@ -6,8 +6,10 @@
 //! - `setup.rs`: the engines that histories run on; `oracle.rs`: what a page must hold
 //! - `pool.rs`: a pool that fails on command; `memory.rs`: caches whose every byte is watched
 //! - `world.rs`: servers, requests, passes; `requests.rs`, `offers.rs`, `passes.rs`, `loads.rs`,
-//!   `ends.rs`: what engines do
-//! - `parked.rs`: asynchronous loads; `reserve.rs`: reservations; `sleep.rs`: layouts go and come
+//!   `ends.rs`, `resets.rs`: what engines do
+//! - `parked.rs`, `door.rs`, `landed.rs`, `waiting.rs`: asynchronous loads; `reserve.rs`: reservations;
+//!   `sleep.rs`: layouts go and come
+//! - `late.rs`: calls of the pool that miss their deadline; `lent.rs`: pages that they may still use
 //! - `check.rs`: what must hold; `history.rs`, `shrink.rs`: random histories, and short ones
 //! - `plants.rs`: bugs that are planted to see that they are found
 
@@ -19,8 +21,14 @@
 )]
 
 mod check;
+#[path = "../rig/clock.rs"]
+mod clock;
+mod door;
 mod ends;
 mod history;
+mod landed;
+mod late;
+mod lent;
 mod loads;
 mod memory;
 mod offers;
@@ -32,15 +40,17 @@ mod pool;
 mod random;
 mod requests;
 mod reserve;
+mod resets;
 mod setup;
 mod shrink;
 mod sleep;
+mod waiting;
 mod world;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use history::{Bench, Kind, Run, generate};
+use history::{Bench, Kind, PerKind, Run, generate};
 use random::mix;
 use setup::{SETUPS, Ways};
 use world::Tally;
@@ -111,7 +121,7 @@ struct Total {
     histories: u64,
     sums: Tally,
     /// Per kind, events of histories in which it may occur.
-    bases: [u64; Kind::ALL.len()],
+    bases: PerKind,
     events: Vec<usize>,
     live: Vec<usize>,
 }
@@ -121,14 +131,15 @@ impl Total {
         self.histories += 1;
         self.events.push(tally.events);
         self.live.push(tally.most_live);
-        for (sum, count) in self.sums.kinds.iter_mut().zip(tally.kinds) {
+        for (sum, count) in self.sums.kinds.0.iter_mut().zip(tally.kinds.0) {
             *sum += count;
         }
-        let all: u64 = tally.kinds.iter().sum();
-        for (base, kind) in self.bases.iter_mut().zip(Kind::ALL) {
+        let all: u64 = tally.kinds.0.iter().sum();
+        for (base, kind) in self.bases.0.iter_mut().zip(Kind::ALL) {
             *base += all * u64::from(kind.is_of(ways));
         }
         self.sums.parked += tally.parked;
+        self.sums.late += tally.late;
         self.sums.saved_pages += tally.saved_pages;
         self.sums.loaded_pages += tally.loaded_pages;
         self.sums.failed_loads += tally.failed_loads;
@@ -141,7 +152,7 @@ impl Total {
             list.get(list.len() / 2).copied().unwrap_or(0)
         };
         let (events, live) = (median(&mut self.events), median(&mut self.live));
-        let all: u64 = self.sums.kinds.iter().sum();
+        let all: u64 = self.sums.kinds.0.iter().sum();
         println!(
             "{} histories, median {events} events and {live} live requests; {all} events:",
             self.histories,
@@ -150,7 +161,7 @@ impl Total {
         if events < 40 || live < 4 {
             lacks.push("the median history is too small".to_owned());
         }
-        for ((kind, count), base) in Kind::ALL.iter().zip(self.sums.kinds).zip(self.bases) {
+        for ((kind, count), base) in Kind::ALL.iter().zip(self.sums.kinds.0).zip(self.bases.0) {
             let share = count as f64 * 100.0 / base.max(1) as f64;
             println!("  {:<20} {count:>9}  {share:5.2} %", kind.name());
             if share < 1.0 {
@@ -158,8 +169,12 @@ impl Total {
             }
         }
         println!(
-            "  {} pages put, {} to be loaded, {} requests parked, {} lost pages",
-            self.sums.saved_pages, self.sums.loaded_pages, self.sums.parked, self.sums.failed_loads
+            "  {} pages put, {} to be loaded, {} requests parked, {} lost pages, {} late calls",
+            self.sums.saved_pages,
+            self.sums.loaded_pages,
+            self.sums.parked,
+            self.sums.failed_loads,
+            self.sums.late
         );
         lacks
     }
@@ -185,7 +200,7 @@ fn search(
         let seed = mix(wanted.seed, number);
         let setup = setups[number as usize % setups.len()];
         let run = generate(bench, setup, seed, threads);
-        total.add(&run.tally, &Ways::new(seed));
+        total.add(&run.tally, &Ways::new(seed, &SETUPS[setup], threads));
         if run.failure.is_some() {
             return Some(run);
         }

@@ -55,6 +55,7 @@ impl World<'_> {
             Some(id) => hosts.scheduler.reserve(&request, req.local as u64, id),
         };
         let disturbed = self.pool.state().failed[0] > faults;
+        self.check_lookup(server)?;
         let (id, local) = (req.id, req.local);
         let offer = match answer {
             Ok(offer) => offer,

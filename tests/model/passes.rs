@@ -7,8 +7,8 @@ use kvbridge::keys::Tokens;
 use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::{GroupPages, Step};
 
+use crate::door::fence;
 use crate::oracle::{add_token, next_token};
-use crate::parked::fence;
 use crate::random::{Rng, mix};
 use crate::reserve::accepted;
 use crate::setup::T;
@@ -121,7 +121,12 @@ impl World<'_> {
             req.replace = false;
             req.state = State::Running;
             req.load = None;
-            req.emitted |= !plan.due.is_empty();
+            // The pool itself may write for such a load when it has failed.
+            let lends = self.ways.direct && !plan.restore.is_empty();
+            req.emitted |= lends || !plan.due.is_empty();
+            if plan.frontier > req.watermark {
+                req.named_in = number;
+            }
             text += &format!(
                 " [request {}: {} at {}, blocks {:?} restored, {:?} due]",
                 plan.id, plan.scheduled, plan.from, plan.restore, plan.due
@@ -502,6 +507,7 @@ impl World<'_> {
             rank,
             load: None,
             parts,
+            disturbed: None,
         }
     }
 

@@ -14,7 +14,7 @@ use kvbridge::store::{
     Capabilities, GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome,
     Store,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::random::Rng;
 
@@ -27,6 +27,8 @@ pub enum Call {
 
 /// One key of one call.
 pub struct Seen {
+    /// Which of the calls it was part of.
+    pub number: usize,
     pub call: Call,
     pub key: Vec<u8>,
     /// The answer was what one hopes for: present, landed, stored.
@@ -51,6 +53,8 @@ pub struct State {
     /// For exist, get and put: the next call fails, in the way that this number says.
     pub armed: [Option<u64>; 3],
     pub log: Vec<Seen>,
+    /// From where each call since the log was taken came.
+    pub calls: Vec<usize>,
     /// Failures that happened to calls of each kind.
     pub failed: [u64; 3],
     delays: Option<Rng>,
@@ -61,8 +65,18 @@ pub struct Pool {
     slow: AtomicBool,
     /// Pages carry no seal: what is cut off in silence would be served.
     raw: bool,
+}
+
+/// The connection of one rank.
+pub struct Line {
+    pool: Arc<Pool>,
+    /// Where it comes from.
+    place: usize,
     can: Capabilities,
 }
+
+/// What a guard asks for to see whether a pool answers.
+const NOBODYS: &[u8] = b"kvbridge/does-it-answer";
 
 /// How a call fails.
 struct Fault {
@@ -135,8 +149,20 @@ impl State {
         Some(Fault { rng, length })
     }
 
+    /// What was asked since this was called last.
+    pub fn take_log(&mut self) -> (Vec<usize>, Vec<Seen>) {
+        (
+            std::mem::take(&mut self.calls),
+            std::mem::take(&mut self.log),
+        )
+    }
+
     fn note(&mut self, call: Call, key: &[u8], good: bool) {
+        if key == NOBODYS {
+            return;
+        }
         self.log.push(Seen {
+            number: self.calls.len() - 1,
             call,
             key: key.to_vec(),
             good,
@@ -146,7 +172,7 @@ impl State {
     }
 
     fn break_last(&mut self, count: usize) {
-        let start = self.log.len() - count;
+        let start = self.log.len().saturating_sub(count);
         for seen in &mut self.log[start..] {
             (seen.good, seen.broken) = (false, true);
         }
@@ -159,6 +185,14 @@ impl Pool {
             state: Mutex::default(),
             slow: AtomicBool::new(false),
             raw,
+        })
+    }
+
+    /// A connection whose calls can be late or not.
+    pub fn line(self: &Arc<Self>, place: usize, can_be_late: bool) -> Arc<Line> {
+        Arc::new(Line {
+            pool: Arc::clone(self),
+            place,
             can: Capabilities {
                 name: "model",
                 pieces_per_key: usize::MAX,
@@ -168,7 +202,7 @@ impl Pool {
                 places: false,
                 tenant: false,
                 device_memory: false,
-                can_be_late: false,
+                can_be_late,
                 ends_by_itself: false,
                 tells_already_there: true,
                 spares_wrong_targets: true,
@@ -176,7 +210,7 @@ impl Pool {
         })
     }
 
-    pub fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
@@ -198,14 +232,23 @@ impl Pool {
     }
 }
 
-impl Store for Pool {
+impl Line {
+    /// A call comes in.
+    fn enter(&self) -> MutexGuard<'_, State> {
+        self.pool.delay();
+        let mut state = self.pool.state.lock();
+        state.calls.push(self.place);
+        state
+    }
+}
+
+impl Store for Line {
     fn capabilities(&self) -> &Capabilities {
         &self.can
     }
 
     fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
-        self.delay();
-        let mut state = self.state.lock();
+        let mut state = self.enter();
         let mut fault = state.fault(Call::Exist);
         out.clear();
         for key in keys.iter() {
@@ -230,8 +273,7 @@ impl Store for Pool {
         _options: &PutOptions<'_>,
         out: &mut Vec<PutOutcome>,
     ) {
-        self.delay();
-        let mut state = self.state.lock();
+        let mut state = self.enter();
         let mut fault = state.fault(Call::Put);
         out.clear();
         for (number, key) in keys.iter().enumerate() {
@@ -268,41 +310,51 @@ impl Store for Pool {
     }
 
     fn get(&self, keys: &Keys, mut targets: Pieces<'_, Target<'_>>, out: &mut Vec<GetOutcome>) {
-        self.delay();
-        let mut state = self.state.lock();
+        let mut state = self.enter();
         let mut fault = state.fault(Call::Get);
         out.clear();
         for (number, key) in keys.iter().enumerate() {
             let hit = hit(&mut fault);
-            let target = &mut targets.of(number)[0];
-            let room = target.bytes_mut().unwrap();
+            let pieces = targets.of(number);
+            let size: usize = pieces
+                .iter_mut()
+                .map(|one| one.bytes_mut().unwrap().len())
+                .sum();
             let place = state.index.get(key).copied();
             let mut good = false;
             let answer = match place.map(|place| &state.objects[place]) {
                 None => GetOutcome::Missing,
                 Some(_) if hit == Some(0) => GetOutcome::Missing,
-                Some(_) if hit == Some(1) => GetOutcome::WrongSize(room.len() as u64 + 1),
-                Some(object) if object.bytes.len() != room.len() => {
+                Some(_) if hit == Some(1) => GetOutcome::WrongSize(size as u64 + 1),
+                Some(object) if object.bytes.len() != size => {
                     GetOutcome::WrongSize(object.bytes.len() as u64)
                 }
                 Some(object) => {
-                    room.copy_from_slice(&object.bytes);
-                    let landed = GetOutcome::Landed(room.len() as u64);
+                    let mut bytes = object.bytes.clone();
+                    let landed = GetOutcome::Landed(size as u64);
                     good = !object.damaged;
-                    match hit {
+                    let answer = match hit {
                         // Cut off in the middle, which nobody noticed.
-                        Some(2) if !self.raw => {
-                            room[11..].fill(0x5a);
+                        Some(2) if !self.pool.raw => {
+                            bytes[11..].fill(0x5a);
                             good = false;
                             landed
                         }
                         Some(2 | 3) => {
-                            room[..20].fill(0xa5);
+                            bytes[..20].fill(0xa5);
                             good = false;
                             GetOutcome::Failed(-9)
                         }
                         _ => landed,
+                    };
+                    let mut rest = &bytes[..];
+                    for piece in pieces {
+                        let room = piece.bytes_mut().unwrap();
+                        let (part, left) = rest.split_at(room.len());
+                        room.copy_from_slice(part);
+                        rest = left;
                     }
+                    answer
                 }
             };
             state.note(Call::Get, key, good);
@@ -315,7 +367,7 @@ impl Store for Pool {
     }
 
     fn remove(&self, keys: &Keys, _force: bool, out: &mut Vec<RemoveOutcome>) {
-        let mut state = self.state.lock();
+        let mut state = self.enter();
         out.clear();
         out.extend(keys.iter().map(|key| match state.remove(key) {
             true => RemoveOutcome::Removed,
@@ -324,14 +376,17 @@ impl Store for Pool {
     }
 
     fn register(&self, _range: Range) -> Result<()> {
+        drop(self.enter());
         Ok(())
     }
 
     fn unregister(&self, _range: Range) -> Result<()> {
+        drop(self.enter());
         Ok(())
     }
 
     fn health(&self) -> Health {
+        drop(self.enter());
         Health::Up
     }
 
@@ -345,6 +400,7 @@ impl Store for Pool {
         false
     }
     fn close(&self) -> Result<()> {
+        drop(self.enter());
         Ok(())
     }
 }

@@ -35,6 +35,7 @@ impl World<'_> {
         let answer = hosts
             .scheduler
             .reserve(&question, local as u64, reservation);
+        self.check_lookup(server)?;
         let offer = match answer {
             Ok(offer) => offer,
             Err(error) => broken!("a legal call is not refused", "reserve {}: {error}", req.id),

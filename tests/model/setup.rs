@@ -197,18 +197,26 @@ pub struct Ways {
     pub reserves: bool,
     /// The engine sleeps now and then.
     pub sleeps: bool,
+    /// Calls of the pool may miss their deadline.
+    pub late: bool,
+    /// The pool uses the cache itself.
+    pub direct: bool,
 }
 
 impl Ways {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, setup: &Setup, threads: bool) -> Self {
         let mut rng = Rng::new(mix(seed, 0x7761));
         let parks = rng.chance(1, 2);
+        let direct = rng.chance(1, 2) && setup.raw;
         Self {
             parks,
             workers: 1 + rng.below(3),
             fences: rng.chance(1, 2) && parks,
             reserves: rng.chance(1, 3),
             sleeps: rng.chance(1, 4),
+            // With threads a deadline would have to pass by the machine's clock.
+            late: rng.chance(1 + usize::from(direct), 4) && !threads,
+            direct,
         }
     }
 }
@@ -225,9 +233,11 @@ impl Setup {
     pub fn config(&self, place: &Place, ways: &Ways) -> Config {
         let text = format!(
             r#"{{"model_key": "m", "role": "{}", "namespace": "model", "transfer_batch_size": 3,
-                "staging_buffer_bytes": 4096, "async_load": {}, "async_load_workers": {},
+                "staging_buffer_bytes": 4096, "stage_through_host": {},
+                "async_load": {}, "async_load_workers": {},
                 "kvbridge": {{"lookup_chunk_blocks": 2, "key_scheme": "{}"}}}}"#,
             place.role,
+            !ways.direct,
             ways.parks,
             ways.workers.max(1),
             if self.raw { "trtllm" } else { "kvb1" }

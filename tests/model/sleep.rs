@@ -17,6 +17,8 @@ impl World<'_> {
         if self.threads || rng.chance(1, 2) {
             self.open_doors(server);
         }
+        // A deadline that passes while memory is registered is not the engine's to mend.
+        self.calm(server);
         self.tell(|| "the engine goes to sleep".to_owned());
         // Nothing that was built before is bound any more.
         self.servers[server].built.clear();

@@ -9,10 +9,12 @@ use kvbridge::metadata::Metadata;
 use kvbridge::scheduler::Scheduler;
 use kvbridge::worker::Worker;
 
-use crate::history::Kind;
+use crate::door::Door;
+use crate::history::PerKind;
+use crate::late::{Late, Weather};
 use crate::memory::Cache;
 use crate::oracle::{Oracle, add_token, no_tokens};
-use crate::parked::{Door, Job, Load};
+use crate::parked::{Job, Load};
 use crate::pool::Pool;
 use crate::random::mix;
 use crate::setup::{Place, Setup, T, Ways};
@@ -98,6 +100,8 @@ pub struct Req {
     pub told: Vec<usize>,
     /// The lists must be told anew.
     pub replace: bool,
+    /// Number of the last pass built that had a new block of it: one whose save failed goes along.
+    pub named_in: u64,
     /// A save was emitted.
     pub emitted: bool,
     /// Blocks below are queued or need not be.
@@ -135,6 +139,7 @@ impl Req {
             pages: Vec::new(),
             told: Vec::new(),
             replace: false,
+            named_in: 0,
             emitted: false,
             watermark: 0,
             retries: BTreeMap::new(),
@@ -242,8 +247,11 @@ pub struct Item {
     pub load: Option<Job>,
     /// Lives with their blocks: what may be touched, and whether it must be.
     pub parts: Vec<Part>,
+    /// Builds before the first of its calls that got no answer.
+    pub disturbed: Option<u64>,
 }
 
+#[derive(Clone)]
 pub struct Part {
     pub id: u64,
     pub life: u64,
@@ -269,6 +277,7 @@ pub struct Rank {
     pub is_broken: bool,
     /// Where its cache was before the engine slept.
     pub gone: Vec<Cache>,
+    pub weather: Weather,
 }
 
 pub struct Server {
@@ -324,12 +333,13 @@ impl Server {
 #[derive(Default, Clone)]
 pub struct Tally {
     pub events: usize,
-    pub kinds: [u64; Kind::ALL.len()],
+    pub kinds: PerKind,
     pub most_live: usize,
     pub saved_pages: u64,
     pub loaded_pages: u64,
     pub failed_loads: u64,
     pub parked: u64,
+    pub late: u64,
 }
 
 pub struct World<'a> {
@@ -341,6 +351,10 @@ pub struct World<'a> {
     pub servers: Vec<Server>,
     /// In the stepper's order; empty with threads.
     pub items: Vec<Item>,
+    /// In the stepper's order.
+    pub lates: Vec<Late>,
+    /// Pages that a late call may write: server, rank, kind, page.
+    pub lent: Vec<(usize, usize, usize, i32)>,
     pub lives: u64,
     pub poison: u64,
     pub threads: bool,
@@ -359,12 +373,16 @@ impl<'a> World<'a> {
             false => Mode::Stepped(Arc::clone(&stepper)),
         };
         let pool = Pool::new(setup.raw);
-        let servers = setup.servers.iter().map(|place| {
+        let servers = setup.servers.iter().enumerate().map(|(server, place)| {
             let config = setup.config(place, &ways);
             let ranks: Vec<Rank> = (0..setup.world)
                 .map(|rank| {
                     let engine = setup.engine(place, rank, &ways);
-                    let mut worker = Worker::new(&config, &engine, pool.clone(), &mode).unwrap();
+                    let line = pool.line(server * setup.world as usize + rank as usize, ways.late);
+                    let weather = Weather::default();
+                    let clock = Arc::clone(&weather.clock);
+                    let worker = Worker::with_clock(&config, &engine, line, &mode, clock);
+                    let mut worker = worker.unwrap();
                     let cache = Cache::new(setup, SLOTS);
                     worker.register_layout(cache.register()).unwrap();
                     Rank {
@@ -376,6 +394,7 @@ impl<'a> World<'a> {
                         owes_fence: false,
                         is_broken: false,
                         gone: Vec::new(),
+                        weather,
                     }
                 })
                 .collect();
@@ -410,6 +429,8 @@ impl<'a> World<'a> {
             stepper,
             servers,
             items: Vec::new(),
+            lates: Vec::new(),
+            lent: Vec::new(),
             lives: 0,
             poison: 0,
             threads,
@@ -496,7 +517,7 @@ impl<'a> World<'a> {
         items.any(|item| {
             let mut parts = item.parts.iter();
             parts.any(|part| part.id == id && life.is_none_or(|life| life == part.life))
-        })
+        }) || self.is_lent(server, None, id, life)
     }
 
     pub fn live(&self) -> usize {

@@ -76,6 +76,8 @@ TEST(Config, WhatAPoolCannotDoIsRefusedByName) {
               "global_segment_size": 0, "kvbridge": {"store": "mooncake-tcp"}})",
           KVB_POOL_FAILED, "127.0.0.1:1");
   refused(json("lacks", R"("soft_pin_ttl_ms": 5, )"), KVB_POOL_REFUSED, "soft_pin_ttl_ms");
+  refused(R"({"model_key": "m", "kvbridge": {"replica_num": 2}})", KVB_POOL_REFUSED,
+          "replica_num is set, but the store \"embedded\" cannot do it; \"mooncake-tcp\" can");
   refused(json("lacks", R"("group_blocks": true, )"), KVB_POOL_REFUSED, "group_blocks");
   refused(R"({"model_key": "m", "master_server_address": "127.0.0.1:1", "protocol": "tcp",
               "global_segment_size": 0, "kvbridge": {"library": "libno-such-store.so"}})",

@@ -97,6 +97,7 @@ struct Settings {
     lookup_chunk_blocks: u32,
     eviction_ratio: f64,
     lease_ttl_ms: u64,
+    replica_num: u32,
 }
 
 /// What the environment says about where the file is: looked up once, and given by tests.
@@ -376,6 +377,15 @@ impl Config {
     /// How long an answer "present" protects an object of the embedded pool; zero for not at all.
     pub fn lease_ttl(&self) -> Duration {
         Duration::from_millis(self.settings.lease_ttl_ms)
+    }
+
+    /// In how many places the pool shall keep each page that is written, from 1 to 16. 1 in roles that do not write,
+    /// whatever the file says.
+    pub fn replica_num(&self) -> u32 {
+        match self.settings.role.writes() {
+            true => self.settings.replica_num,
+            false => 1,
+        }
     }
 }
 

@@ -97,6 +97,7 @@ fn settings(reader: &mut Reader<'_>, origin: Origin, warnings: &mut Vec<String>)
     let lookup_chunk_blocks = reader.field("kvbridge.lookup_chunk_blocks", integer(1..=u32::MAX));
     let eviction_ratio = reader.field("kvbridge.eviction_ratio", ratio);
     let lease_ttl_ms = reader.field("kvbridge.lease_ttl_ms", integer(0..=u64::MAX));
+    let replica_num = reader.field("kvbridge.replica_num", integer(1..=16u32));
 
     // Rules between fields. A field with a problem of its own takes no part in them: its effect
     // is unknown, and a second message about it would mislead.
@@ -186,6 +187,7 @@ fn settings(reader: &mut Reader<'_>, origin: Origin, warnings: &mut Vec<String>)
         lookup_chunk_blocks: lookup_chunk_blocks.or(512u32),
         eviction_ratio: eviction_ratio.or(0.05),
         lease_ttl_ms: lease_ttl_ms.or(10_000u64),
+        replica_num: replica_num.or(1u32),
     }
 }
 

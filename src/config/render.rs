@@ -41,6 +41,7 @@ pub(super) fn render(settings: &Settings) -> String {
         lookup_chunk_blocks,
         eviction_ratio,
         lease_ttl_ms,
+        replica_num,
     } = settings;
     let own = object(
         2,
@@ -59,6 +60,7 @@ pub(super) fn render(settings: &Settings) -> String {
             ("lookup_chunk_blocks", lookup_chunk_blocks.to_string()),
             ("eviction_ratio", float(Some(*eviction_ratio))),
             ("lease_ttl_ms", lease_ttl_ms.to_string()),
+            ("replica_num", replica_num.to_string()),
         ],
     );
     object(

@@ -156,6 +156,12 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
         ),
         (config.group_blocks(), can.groups, "group_blocks", MOST),
         (
+            config.replica_num() > 1,
+            can.replicas,
+            "kvbridge.replica_num",
+            "\"mooncake-tcp\" can",
+        ),
+        (
             config.tenant_id().is_some(),
             can.tenant,
             "tenant_id",
@@ -164,7 +170,9 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
     ] {
         if asked && !able {
             let others = match can.name {
-                "host" => "its table does not say that its functions can",
+                "host" if field != "kvbridge.replica_num" => {
+                    "its table does not say that its functions can"
+                }
                 "mooncake-tcp" => "it needs a newer master",
                 _ => others,
             };

@@ -250,6 +250,8 @@ pub struct Capabilities {
     pub places: bool,
     /// Keys of different tenants are kept apart.
     pub tenant: bool,
+    /// Objects can be kept in several places.
+    pub replicas: bool,
     /// Pieces may be device memory.
     pub device_memory: bool,
     /// A call that was given up may still read or write its pieces.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kvbridge::config::Config;
 use kvbridge::device::memory::Target;
 use kvbridge::store::wire::{Connection, PATIENCE};
 use kvbridge::store::{GetOutcome, Pieces, Presence, PutOutcome, code};
@@ -97,6 +98,38 @@ fn dead_owner() {
     }
     Member::Lender.replace(&[]);
     put_in_the_end(&*store, &numbered("new", 3));
+}
+
+#[test]
+fn a_page_in_two_places_survives_an_owner() {
+    with_pool("64", "faults::two_places");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn two_places() {
+    let config = |replicas: u32, segment: &str| {
+        let text = format!(
+            r#"{{"master_server_address": "{}", "model_key": "m", "global_segment_size": "{segment}",
+                "kvbridge": {{"store": "mooncake-tcp", "replica_num": {replicas}}}}}"#,
+            master()
+        );
+        Config::from_json(text.as_bytes()).unwrap()
+    };
+    let open = |config| Connection::open(&config, PATIENCE).unwrap();
+    // Two lenders: that of the pool, and this one.
+    let lender = open(config(1, "64MiB"));
+    let store = open(config(2, "0")).handle().unwrap();
+    let (keys, page) = (numbered("page", 16), vec![7_u8; 100_000]);
+    assert_eq!(put(&*store, &keys, &page), vec![PutOutcome::Stored; 16]);
+    Member::Lender.kill();
+    // The first answers may still wait for it.
+    for _ in 0..2 {
+        let (outcomes, landed) = get(&*store, &keys, page.len());
+        assert_eq!(outcomes, vec![GetOutcome::Landed(100_000); 16]);
+        assert!(landed.iter().all(|&byte| byte == 7));
+    }
+    drop(lender);
 }
 
 #[test]

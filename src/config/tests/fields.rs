@@ -384,6 +384,16 @@ const ROWS: &[Row] = &[
             ("18446744073709551616", "from 0 to 18446744073709551615"),
         ],
     ),
+    (
+        "kvbridge.replica_num",
+        "1",
+        &[("2", "2"), ("16", "16")],
+        &[
+            ("0", "from 1 to 16"),
+            ("17", "from 1 to 16"),
+            ("1.5", "not an integer"),
+        ],
+    ),
 ];
 
 #[test]
@@ -456,7 +466,7 @@ fn getters_give_what_the_file_says() {
         "library":"j","key_scheme":"kvb1","page_format":"raw","weights_digest":"k",
         "number_format":"int8","lookup_timeout_ms":17,"load_timeout_ms":18,"save_timeout_ms":19,
         "breaker_cooldown_ms":20,"lookup_chunk_blocks":21,"eviction_ratio":0.5,
-        "lease_ttl_ms":22}}"#,
+        "lease_ttl_ms":22,"replica_num":3}}"#,
     );
     assert_eq!(config.master_server_address(), Some("a:1"));
     assert_eq!(config.metadata_server(), "b");
@@ -492,4 +502,5 @@ fn getters_give_what_the_file_says() {
     assert_eq!(config.lookup_chunk_blocks(), 21);
     assert_eq!(config.eviction_ratio(), 0.5);
     assert_eq!(config.lease_ttl(), Duration::from_millis(22));
+    assert_eq!(config.replica_num(), 3);
 }

@@ -110,6 +110,7 @@ fn good_files() -> impl Strategy<Value = Value> {
             (1e-9..=1f64).prop_map(Value::from).boxed(),
         ),
         ("lease_ttl_ms", any::<u64>().prop_map(Value::from).boxed()),
+        ("replica_num", (1u32..=16).prop_map(Value::from).boxed()),
     ]);
     // Combinations that the rules between fields allow.
     let pages = proptest::sample::select(vec![
@@ -186,7 +187,7 @@ fn the_default_configuration_as_text() {
     let text = read(r#"{"model_key":"m"}"#).render();
     let head = "{\n  \"master_server_address\": null,\n  \"metadata_server\": \"P2PHANDSHAKE\",\n";
     assert!(text.starts_with(head), "{text}");
-    let tail = "    \"eviction_ratio\": 0.05,\n    \"lease_ttl_ms\": 10000\n  }\n}";
+    let tail = "    \"eviction_ratio\": 0.05,\n    \"lease_ttl_ms\": 10000,\n    \"replica_num\": 1\n  }\n}";
     assert!(text.ends_with(tail), "{text}");
 }
 

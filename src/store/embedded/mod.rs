@@ -148,6 +148,7 @@ impl Pool {
                 tenant: false,
                 device_memory: false,
                 can_be_late: false,
+                replicas: false,
                 ends_by_itself: false,
                 tells_already_there: true,
                 spares_wrong_targets: true,

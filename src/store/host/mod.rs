@@ -189,6 +189,7 @@ pub fn open(table: Table) -> Arc<Handle> {
         tenant: table.tenant,
         device_memory: table.device_memory,
         can_be_late: true,
+        replicas: false,
         ends_by_itself: false,
         spares_wrong_targets: true,
         tells_already_there: true,

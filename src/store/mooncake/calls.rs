@@ -39,6 +39,7 @@ pub fn capabilities(tenant: bool) -> Capabilities {
         tenant,
         device_memory: false,
         can_be_late: true,
+        replicas: false,
         ends_by_itself: false,
         tells_already_there: false,
         spares_wrong_targets: false,

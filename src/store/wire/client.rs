@@ -1,5 +1,6 @@
 //! A process in a pool: what all handles of a connection share.
 
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::alive::Lent;
@@ -51,6 +52,10 @@ pub struct Client {
     pub(super) disks: Disks,
     pub(super) times: Times,
     pub(super) capabilities: Capabilities,
+    /// In how many places each object shall be.
+    pub(super) replicas: u64,
+    /// The log has that the pool has fewer.
+    pub(super) told_of_few: AtomicBool,
     /// Memory that this process lends to the pool, if it lends any.
     pub(super) lent: Option<Lent>,
     pub(super) process: Process,

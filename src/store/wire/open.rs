@@ -4,6 +4,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::alive::{self, Lent, Memory};
@@ -55,6 +56,7 @@ pub fn capabilities(family: Family, tenant: bool) -> Capabilities {
         // It cannot: each call ends by itself. But a caller waits no longer than its own deadline, and the breaker
         // keeps it from a pool that is gone, only where the guard makes the calls.
         can_be_late: true,
+        replicas: true,
         ends_by_itself: true,
         tells_already_there: true,
         spares_wrong_targets: true,
@@ -114,6 +116,8 @@ impl Connection {
             disks: Disks::new(),
             times: Times::new(config),
             capabilities,
+            replicas: config.replica_num().into(),
+            told_of_few: AtomicBool::new(false),
             lent,
             process: Process::this(),
         });

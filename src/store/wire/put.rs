@@ -4,6 +4,7 @@
 //! that the key can be put again at once; but not where bytes may still arrive, since the master gives the memory to
 //! somebody else then. Such a put it forgets by itself, after its own timeout.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::client::{Client, after, names, note, settled};
@@ -64,6 +65,7 @@ pub(super) fn put(
 
     let mut owners = Owners::default();
     let mut all = start(client, &names, &sizes, &config, written_by, &mut owners);
+    tell_of_few(client, &all);
     write(client, &owners, written_by, &mut all, &lists);
     end(client, &names, deadline, &mut all);
     revoke(client, &names, deadline, &mut all);
@@ -81,7 +83,7 @@ fn config<'a>(
     options: &PutOptions<'a>,
 ) -> Result<ReplicateConfig<'a>, i32> {
     let mut config = ReplicateConfig {
-        replicas: 1,
+        replicas: client.replicas,
         ..ReplicateConfig::default()
     };
     if options.places.is_some() {
@@ -142,6 +144,27 @@ fn start(
     all.into_iter()
         .map(|started| started.unwrap_or(Started::Ended(lost)))
         .collect()
+}
+
+/// A master gives as many places as there are owners with room for one, and says nothing about the rest.
+fn tell_of_few(client: &Client, all: &[Started]) {
+    let asked = client.replicas;
+    let places = all.iter().filter_map(|started| match started {
+        Started::Here {
+            spots,
+            failure: None,
+            ..
+        } => Some(spots.len() as u64),
+        _ => None,
+    });
+    if let Some(fewest) = places.min()
+        && fewest < asked
+        && !client.told_of_few.swap(true, Ordering::Relaxed)
+    {
+        tracing::warn!(
+            "kvbridge.replica_num = {asked}, but the pool keeps pages in {fewest} places: each is on a server of its own that lends memory and has room"
+        );
+    }
 }
 
 /// Writes all replicas of all keys that were started.

@@ -1,5 +1,6 @@
 //! Puts and ends of a whole client, whose master and memory are stand-ins.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Instant;
@@ -26,7 +27,11 @@ use crate::store::{Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Stor
 const NEW: Family = Family::ALL[0];
 
 pub(super) fn handle(master: Arc<super::Master>, lent: Option<Lent>) -> Handle {
-    Handle::new(Arc::new(Client {
+    Handle::new(Arc::new(client(master, lent)))
+}
+
+fn client(master: Arc<super::Master>, lent: Option<Lent>) -> Client {
+    Client {
         master,
         peers: Peers::new(Settings::new(Directory::Handshake)),
         disks: Disks::new(),
@@ -36,9 +41,11 @@ pub(super) fn handle(master: Arc<super::Master>, lent: Option<Lent>) -> Handle {
             save: LONG,
         },
         capabilities: capabilities(NEW, false),
+        replicas: 1,
+        told_of_few: AtomicBool::new(false),
         lent,
         process: Process::this(),
-    }))
+    }
 }
 
 fn one_key() -> Keys {
@@ -124,9 +131,8 @@ fn calls_do_not_wait_for_the_end_of_the_client() {
     assert_eq!(found, Ok(vec![Presence::Unknown(code::CLOSED)]));
 }
 
-/// Nobody asks for that many, and each would be written.
-#[test]
-fn memory_in_more_places_than_anybody_asks_for_is_given_back() {
+/// A master that gives memory in so many places, at which nobody is, and says when it was given back.
+fn generous(places: usize) -> (StandIn, mpsc::Receiver<()>) {
     let (revoked, is_revoked) = mpsc::channel();
     let revoked = Mutex::new(revoked);
     let stand_in = StandIn::new(move |mut line, _| {
@@ -145,7 +151,7 @@ fn memory_in_more_places_than_anybody_asks_for_is_given_back() {
                     place,
                     ..Replica::default()
                 };
-                let replicas = vec![replica; MOST_REPLICAS + 1];
+                let replicas = vec![replica; places];
                 line.say(request.number, NEW, &vec![Answer::Ok(replicas)]);
             } else {
                 assert_eq!(request.function, PutRevoke::function_id());
@@ -154,6 +160,27 @@ fn memory_in_more_places_than_anybody_asks_for_is_given_back() {
             }
         }
     });
+    (stand_in, is_revoked)
+}
+
+#[test]
+fn fewer_places_than_were_asked_for_are_told_of() {
+    for (places, asked, is_told) in [(1, 1, false), (1, 2, true), (2, 2, false), (2, 3, true)] {
+        let (stand_in, is_revoked) = generous(places);
+        let mut client = client(Arc::new(connect(&stand_in).unwrap()), None);
+        client.replicas = asked;
+        let client = Arc::new(client);
+        put_one(&Handle::new(Arc::clone(&client)));
+        is_revoked.recv_timeout(LONG).unwrap();
+        let told = client.told_of_few.load(Ordering::Relaxed);
+        assert_eq!(told, is_told, "{places} of {asked}");
+    }
+}
+
+/// Nobody asks for that many, and each would be written.
+#[test]
+fn memory_in_more_places_than_anybody_asks_for_is_given_back() {
+    let (stand_in, is_revoked) = generous(MOST_REPLICAS + 1);
     let handle = handle(Arc::new(connect(&stand_in).unwrap()), None);
     let unreachable = PutOutcome::Failed(code::UNREACHABLE_MEMORY);
     assert_eq!(put_one(&handle), unreachable);

@@ -6,82 +6,20 @@
     clippy::panic,
     reason = "a test fails by panicking"
 )]
-#![allow(unsafe_code, reason = "a device of its own passes copies on")]
-
 mod rig;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use kvbridge::device::{Device, Direction, Event, HostDevice, StagingMemory, Stream, Transfer};
-use kvbridge::error::{Error, Kind, Result};
+use kvbridge::device::Stream;
+use kvbridge::error::{Kind, Result};
 use kvbridge::scheduler::FinishReason;
-use rig::{Rig, Setup, T, prompt};
+use rig::{Rig, Setup, Sick, T, prompt, rig_on};
 
-/// The host, until it is lost.
-#[derive(Default)]
-struct Losable(AtomicBool);
-
-impl Losable {
-    fn lose(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Device for Losable {
-    fn name(&self) -> &str {
-        "losable"
-    }
-
-    fn usable(&self) -> Result<()> {
-        match self.0.load(Ordering::SeqCst) {
-            false => Ok(()),
-            true => Err(Error::new(Kind::DeviceLost, "by script")),
-        }
-    }
-
-    fn record(&self, stream: Stream) -> Result<Event> {
-        self.usable()?;
-        HostDevice.record(stream)
-    }
-
-    fn wait(&self, event: &Event) -> Result<()> {
-        self.usable()?;
-        HostDevice.wait(event)
-    }
-
-    fn wait_foreign(&self, _event: u64) -> Result<()> {
-        self.usable()
-    }
-
-    fn stage(&self, bytes: u64) -> Result<StagingMemory> {
-        HostDevice.stage(bytes)
-    }
-
-    unsafe fn copy(
-        &self,
-        behind: Option<Stream>,
-        direction: Direction,
-        transfers: &[Transfer],
-    ) -> Result<()> {
-        self.usable()?;
-        // SAFETY: the caller's promise is passed on.
-        unsafe { HostDevice.copy(behind, direction, transfers) }
-    }
-}
-
-/// A rig that has published `tokens`, with the cache of every rank on one such device.
-fn stocked(setup: Setup, tokens: &[i32]) -> (Rig, Arc<Losable>) {
-    let mut rig = Rig::new(setup);
-    let device = Arc::new(Losable::default());
-    for rank in &mut rig.ranks {
-        rank.worker.unregister_layout().unwrap();
-        let memory = rank
-            .cache
-            .register_on(Arc::clone(&device) as Arc<dyn Device>);
-        rank.worker.register_layout(memory).unwrap();
-    }
+/// A rig on such a device that has published `tokens`.
+fn stocked(setup: Setup, tokens: &[i32]) -> (Rig, Arc<Sick>) {
+    let (mut rig, device) = rig_on(setup, Sick::default());
     rig.publish(1, tokens);
     (rig, device)
 }
@@ -123,7 +61,7 @@ fn what_was_queued_is_given_back_and_nothing_is_stored() {
         let second = prompt(2, 3 * T);
         rig.admit(2, &second);
         rig.pass(&[(2, 3 * T)]);
-        device.lose();
+        device.lost.store(true, Ordering::SeqCst);
         assert!(rig.finish(2, FinishReason::Ended), "its pages are pinned");
         assert_eq!(rig.poll(), [0; 0], "its saves are queued");
         rig.drain();
@@ -135,13 +73,12 @@ fn what_was_queued_is_given_back_and_nothing_is_stored() {
 
 #[test]
 fn a_load_of_one_rank_hands_its_request_back_and_says_why() {
-    // Lost before the call, and in its midst.
     let first = prompt(1, 4 * T);
     let (mut rig, device) = stocked(Setup::default(), &first);
     assert!(rig.admit(2, &first) > 0);
     let metadata = rig.build(&[(2, T)]);
     rig.bind(&metadata);
-    device.lose();
+    device.lost.store(true, Ordering::SeqCst);
     let error = rig.start_load().unwrap_err();
     assert_eq!(
         (error.kind(), error.message()),
@@ -163,7 +100,7 @@ fn under_tp_no_rank_counts_the_pass() {
     assert!(rig.admit(2, &first) > 0);
     let metadata = rig.build(&[(2, T)]);
     rig.bind(&metadata);
-    device.lose();
+    device.lost.store(true, Ordering::SeqCst);
     let lost = [Kind::DeviceLost; 2];
     assert_eq!(kinds(&mut rig, |worker| worker.start_load(Stream(0))), lost);
     assert_eq!(
@@ -190,7 +127,7 @@ fn an_asynchronous_load_ends_as_failed_and_polls_go_on() {
         rig.bind(&metadata);
         rig.start_load().unwrap();
         let more = (0..steps).all(|_| rig.stepper.step(0).is_some());
-        device.lose();
+        device.lost.store(true, Ordering::SeqCst);
         rig.drain();
         let polled = rig.poll_all(&[2]).unwrap();
         assert_eq!(polled.loaded, [2], "{steps}");
@@ -224,7 +161,7 @@ fn under_tp_an_asynchronous_load_that_lost_pages_is_never_reported() {
     let metadata = rig.build(&[]);
     rig.bind(&metadata);
     rig.start_load().unwrap();
-    device.lose();
+    device.lost.store(true, Ordering::SeqCst);
     rig.finish(3, FinishReason::Ended);
     rig.poll_all(&[2]).unwrap();
     rig.drain();

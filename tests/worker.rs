@@ -6,23 +6,19 @@
     clippy::panic,
     reason = "a test fails by panicking"
 )]
-#![allow(unsafe_code, reason = "a device that fails passes copies on")]
 
 mod rig;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use kvbridge::device::{
-    Device, Direction, Event, HostDevice, Pending, StagingMemory, Stream, Transfer,
-};
-use kvbridge::error::{Error, Kind, Result};
+use kvbridge::device::Stream;
+use kvbridge::error::Kind;
 use kvbridge::keys::{Scheme, Scope, Tokens, hash_blocks};
 use kvbridge::layout::Part;
 use kvbridge::scheduler::{FinishReason, GroupPages, Step};
 use kvbridge::store::faulty::{Action, Call, Rule, Which};
-use rig::{Rig, Setup, T, prompt, rule, two_groups};
+use rig::{Rig, Setup, Sick, T, prompt, rig_on, rule, two_groups};
 
 const OWN: (usize, Part) = (0, Part::Sharded);
 
@@ -244,87 +240,8 @@ fn c6_a_failed_put_costs_a_miss_and_is_made_good() {
     }
 }
 
-/// A host whose parts can be made to fail.
-#[derive(Default)]
-struct Sick {
-    gather: AtomicBool,
-    scatter: AtomicBool,
-    record: AtomicBool,
-    wait: AtomicBool,
-    /// An event takes its time to go, and says here when it has.
-    slow_events: Option<Arc<AtomicBool>>,
-}
-
-struct SlowToGo(Arc<AtomicBool>);
-
-impl Pending for SlowToGo {
-    fn wait(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for SlowToGo {
-    fn drop(&mut self) {
-        std::thread::sleep(Duration::from_millis(200));
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Sick {
-    fn check(&self, part: &AtomicBool) -> Result<()> {
-        if part.load(Ordering::SeqCst) {
-            return Err(Error::new(Kind::DeviceFailed, "by script"));
-        }
-        Ok(())
-    }
-}
-
-impl Device for Sick {
-    fn name(&self) -> &str {
-        "sick"
-    }
-    fn record(&self, stream: Stream) -> Result<Event> {
-        self.check(&self.record)?;
-        match &self.slow_events {
-            Some(gone) => Ok(Event::pending(Box::new(SlowToGo(Arc::clone(gone))))),
-            None => HostDevice.record(stream),
-        }
-    }
-    fn wait(&self, event: &Event) -> Result<()> {
-        self.check(&self.wait)?;
-        HostDevice.wait(event)
-    }
-    fn stage(&self, bytes: u64) -> Result<StagingMemory> {
-        HostDevice.stage(bytes)
-    }
-    unsafe fn copy(
-        &self,
-        behind: Option<Stream>,
-        direction: Direction,
-        transfers: &[Transfer],
-    ) -> Result<()> {
-        self.check(match direction {
-            Direction::Gather => &self.gather,
-            Direction::Scatter => &self.scatter,
-        })?;
-        // SAFETY: the caller's promise is passed on.
-        unsafe { HostDevice.copy(behind, direction, transfers) }
-    }
-}
-
 fn sick_rig() -> (Rig, Arc<Sick>) {
-    sick_rig_with(Setup::default(), Sick::default())
-}
-
-fn sick_rig_with(setup: Setup, sick: Sick) -> (Rig, Arc<Sick>) {
-    let mut rig = Rig::new(setup);
-    let sick = Arc::new(sick);
-    let rank = &mut rig.ranks[0];
-    rank.worker.unregister_layout().unwrap();
-    rank.worker
-        .register_layout(rank.cache.register_on(Arc::clone(&sick) as Arc<dyn Device>))
-        .unwrap();
-    (rig, sick)
+    rig_on(Setup::default(), Sick::default())
 }
 
 #[test]
@@ -374,7 +291,7 @@ fn c10_nothing_of_the_device_is_left_when_a_layout_is_unregistered() {
         slow_events: Some(Arc::clone(&gone)),
         ..Sick::default()
     };
-    let (mut rig, sick) = sick_rig_with(setup, sick);
+    let (mut rig, sick) = rig_on(setup, sick);
     let tokens = prompt(1, 4 * T);
     rig.admit(1, &tokens);
     rig.pass(&[(1, 4 * T)]);

@@ -17,6 +17,7 @@
 
 mod cache;
 mod clock;
+mod device;
 mod engine;
 mod log;
 mod setup;
@@ -24,6 +25,7 @@ mod store;
 
 pub use cache::{Cache, content};
 pub use clock::{Jumping, LONG};
+pub use device::{Sick, rig_on};
 pub use engine::{Live, Polled, Rank, Rig};
 pub use log::Lines;
 pub use setup::{GroupShape, Setup, prompt, request, two_groups};

@@ -92,6 +92,11 @@ pub trait LocalWorker: Send + Sync {
     /// of a load or save at most; where the pool uses the cache itself, for its call.
     fn life_released(&self, request_id: u64, generation: u64);
 
+    /// Whether the pool may use pages of this life: where it uses the cache itself, a call of it that is late.
+    fn may_use_pages(&self, _request_id: u64, _generation: u64) -> bool {
+        false
+    }
+
     /// Whether transfers of the request are queued or run that a scheduler before this one ordered.
     fn inherits_transfers(&self, request_id: u64) -> bool;
 

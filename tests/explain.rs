@@ -35,7 +35,7 @@ fn explain(rig: &mut Rig, tokens: &[i32], local: usize) -> Explanation {
     let answer = handle.explain(&question(tokens, local)).unwrap();
     assert_eq!(rig.stats(), before);
     assert_eq!(rig.offer(99, tokens, local), answer.offered_tokens);
-    rig.scheduler.reset(99);
+    rig.scheduler.reset(99).unwrap();
     answer
 }
 

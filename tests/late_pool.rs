@@ -358,7 +358,7 @@ fn an_outage_is_said_when_it_begins_and_when_it_ends() {
         rig.script(vec![rule(Call::Any, Which::All, fail)]);
         for id in 10..15 {
             assert_eq!(rig.offer(id, &tokens, 0), 0);
-            rig.scheduler.reset(id);
+            rig.scheduler.reset(id).unwrap();
             rig.clock.advance(LONG);
         }
         let text = "until it answers again";
@@ -366,7 +366,7 @@ fn an_outage_is_said_when_it_begins_and_when_it_ends() {
         rig.script(Script::new());
         for id in 20..25 {
             assert_eq!(rig.offer(id, &tokens, 0) as usize, 4 * T);
-            rig.scheduler.reset(id);
+            rig.scheduler.reset(id).unwrap();
         }
         assert_eq!(lines.take("the pool answers again").len(), 1);
     });
@@ -386,7 +386,7 @@ fn a_lookup_has_one_deadline_for_all_its_calls() {
     let offered = rig.scheduler.match_request(&rig::request(7, &tokens), 0);
     assert_eq!(offered.unwrap().tokens, 0);
     assert_eq!(calls(), before);
-    rig.scheduler.reset(7);
+    rig.scheduler.reset(7).unwrap();
     rig.clock.advance(LONG);
     assert_eq!(rig.offer(8, &tokens, 0) as usize, 4 * T);
 }

@@ -157,7 +157,7 @@ fn unknown_duplicate_and_stale_ids_change_nothing() {
         .unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument);
     assert_eq!(parked(&accept(&mut rig, 901, 7).1), [(0, 6)]);
-    rig.scheduler.reset(7);
+    rig.scheduler.reset(7).unwrap();
     reserve(&mut rig, &tokens, 0, 902);
     rig.scheduler.finished(7, FinishReason::Cancelled);
     assert!(parked(&accept(&mut rig, 902, 7).1).is_empty());

@@ -215,7 +215,7 @@ fn asynchronous_loads_count_their_queue() {
     assert_eq!(gauges(&rig), (3, 3));
     rig.stepper.step(1);
     assert_eq!(gauges(&rig), (3, 2));
-    rig.scheduler.reset(12);
+    rig.scheduler.reset(12).unwrap();
     rig.drain();
     assert_eq!(gauges(&rig), (0, 0));
     let times = rig.ranks[0].worker.handle().phase_times();

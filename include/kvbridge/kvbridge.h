@@ -937,7 +937,7 @@ void kvb_metadata_free(kvb_metadata *metadata);
 
 /* ==== what asynchronous loads wait for ==== */
 
-/** kvb_fence.kind: nothing to wait for. */
+/** kvb_fence.kind: nothing to wait for, also where an engine supplies fences: no copies of its own are under way. */
 #define KVB_FENCE_NONE 0
 
 /** kvb_fence.kind: `event` is a CUevent. */
@@ -1101,7 +1101,8 @@ kvb_status kvb_worker_bind(kvb_worker *worker,
  *
  * Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
  * Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
- * registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
+ * registered; KVB_INVALID_ARGUMENT, there is something to load, and the stream is of another context, or capturing: nothing was
+ * started; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
  * attention DP a lost page is no error: see kvb_worker_take_failed_loads. With stage_through_host = false
  * KVB_LOAD_FAILED on any rank, and in every later call, when the pool may still write into pages of a load that
  * failed: none of its requests is handed back. KVB_DEVICE_LOST in every call once the device is: what was to be
@@ -1609,9 +1610,13 @@ kvb_status kvb_scheduler_finished(kvb_scheduler *scheduler,
  * hear of it with the next metadata: there pages are given back through kvb_scheduler_finished and
  * kvb_worker_get_finished, before this. A request that is not known is no error.
  *
- * Blocks: for the copy of one batch of its load or save that is under way, never for the pool.
+ * Blocks: for the copy of one batch of its load or save that is under way, never for the pool; with
+ * stage_through_host = false for the pool's call that has such a batch, at most load_timeout_ms or save_timeout_ms.
+ * Errors: KVB_BUSY, with stage_through_host = false alone: the request is reset, but a call of the pool that did not return in
+ * time may still use its pages. Keep them as they are, and call again until the answer is KVB_OK.
  */
-kvb_status kvb_scheduler_reset(kvb_scheduler *scheduler, uint64_t request_id);
+kvb_status kvb_scheduler_reset(kvb_scheduler *scheduler,
+                               uint64_t request_id);
 
 /** Frees a scheduler; its worker may have another one afterwards. NULL is fine. */
 void kvb_scheduler_free(kvb_scheduler *scheduler);

@@ -420,7 +420,10 @@ pub unsafe extern "C" fn kvb_scheduler_finished(
 /// hear of it with the next metadata: there pages are given back through kvb_scheduler_finished and
 /// kvb_worker_get_finished, before this. A request that is not known is no error.
 ///
-/// Blocks: for the copy of one batch of its load or save that is under way, never for the pool.
+/// Blocks: for the copy of one batch of its load or save that is under way, never for the pool; with
+/// stage_through_host = false for the pool's call that has such a batch, at most load_timeout_ms or save_timeout_ms.
+/// Errors: KVB_BUSY, with stage_through_host = false alone: the request is reset, but a call of the pool that did not return in
+/// time may still use its pages. Keep them as they are, and call again until the answer is KVB_OK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvb_scheduler_reset(
     scheduler: *mut kvb_scheduler,
@@ -430,8 +433,7 @@ pub unsafe extern "C" fn kvb_scheduler_reset(
         // SAFETY: the caller's promise, see the header's conventions.
         let mut leader =
             unsafe { handle::exclusive(scheduler, "scheduler", "kvb_scheduler_reset") }?;
-        leader.scheduler.reset(request_id);
-        Ok(())
+        leader.scheduler.reset(request_id)
     })
 }
 

@@ -201,6 +201,8 @@ pub struct Scheduler {
     build_calls: u64,
     /// Whose offer each reservation holds.
     reservations: HashMap<u64, u64>,
+    /// Lives that were reset, and whose pages the pool may still use.
+    lent: Vec<Life>,
     /// Requests whose asynchronous load was settled since the last build; some may have ended.
     to_park: Vec<u64>,
     /// Lives that ended since the last build and of which something travelled.
@@ -236,6 +238,7 @@ impl Scheduler {
             pass: 0,
             build_calls: 0,
             reservations: HashMap::new(),
+            lent: Vec::new(),
             to_park: Vec::new(),
             ended: Vec::new(),
             logs: VecDeque::new(),

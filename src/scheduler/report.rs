@@ -2,6 +2,7 @@
 
 use super::record::{Record, Retry, SPARES};
 use super::{FailedBlock, FinishReason, Scheduler};
+use crate::error::{Result, bail};
 use crate::plant::{self, Bug};
 
 impl Scheduler {
@@ -129,9 +130,24 @@ impl Scheduler {
 
     /// The request's allocation was released and it will run again: everything tied to it is
     /// forgotten, but not which of its loads failed. An id that is not known is no error.
-    pub fn reset(&mut self, request_id: u64) {
+    ///
+    /// Errors: `Busy`, the pool may still use the pages, in a call that did not return in time: they must stay as they are
+    /// until another call of this succeeds. All the rest is done.
+    pub fn reset(&mut self, request_id: u64) -> Result<()> {
         self.take_report();
+        let life = self.records.get(&request_id).map(|it| it.generation);
         self.release_record(request_id);
+        self.lent.extend(life.map(|life| (request_id, life)));
+        let link = &self.link;
+        self.lent
+            .retain(|life| life.0 != request_id || link.may_use_pages(life.0, life.1));
+        if self.lent.iter().any(|life| life.0 == request_id) {
+            bail!(
+                Busy,
+                "request {request_id}: the pool may still use its pages, which have to stay as they are until another call of this succeeds"
+            );
+        }
+        Ok(())
     }
 
     /// Forgets a life whose pages are the engine's already.

@@ -500,6 +500,10 @@ impl LocalWorker for SchedulerLink {
         self.0.life_released((request_id, generation));
     }
 
+    fn may_use_pages(&self, request_id: u64, generation: u64) -> bool {
+        self.0.terms.direct && self.0.finished.lock().is_held((request_id, generation))
+    }
+
     fn inherits_transfers(&self, request_id: u64) -> bool {
         self.0.inherits_transfers(request_id)
     }

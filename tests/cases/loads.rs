@@ -78,12 +78,12 @@ fn case_47_a_page_that_exists_and_cannot_be_read_is_offered_once() {
     );
     assert_eq!(rig.poll(), [2], "and was dropped with the request");
     for _ in 0..3 {
-        rig.scheduler.reset(2);
+        rig.scheduler.reset(2).unwrap();
         rig.pass(&[]);
         assert_eq!(rig.offer(2, &tokens, 0), 2 * T as u64);
         assert_eq!(rig.offer(2, &tokens, 3 * T), 0);
     }
-    rig.scheduler.reset(2);
+    rig.scheduler.reset(2).unwrap();
     assert_eq!(rig.admit(2, &tokens), 2 * T as u64);
     rig.pass(&[(2, 4 * T)]);
     rig.check(2);
@@ -105,9 +105,9 @@ fn case_47_what_failed_says_nothing_about_another_prompt_under_the_same_id() {
     let metadata = rig.build(&[(5, T)]);
     rig.bind(&metadata);
     rig.start_load().unwrap();
-    rig.scheduler.reset(5);
+    rig.scheduler.reset(5).unwrap();
     assert_eq!(rig.offer(5, &one, 0), 0);
-    rig.scheduler.reset(5);
+    rig.scheduler.reset(5).unwrap();
     assert_eq!(rig.offer(5, &two, 0), 48);
 }
 
@@ -137,7 +137,7 @@ fn case_48_a_page_that_vanished_costs_a_restart() {
     assert_eq!(metadata.saves().blocks(), 0);
     assert_eq!(rig.stored(), before);
     rig.finish(2, FinishReason::Preempted);
-    rig.scheduler.reset(2);
+    rig.scheduler.reset(2).unwrap();
     assert_eq!(rig.admit(2, &tokens), T as u64);
     rig.pass(&[(2, 5 * T)]);
     rig.check(2);

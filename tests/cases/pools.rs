@@ -35,7 +35,7 @@ fn run_with_failure(call: Call, at: u64) -> bool {
                 rig.drain();
                 rig.finish(id, FinishReason::Preempted);
                 rig.poll();
-                rig.scheduler.reset(id);
+                rig.scheduler.reset(id).unwrap();
                 continue;
             }
             rig.forward(&chunks[..1]);

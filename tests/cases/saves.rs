@@ -105,8 +105,8 @@ fn case_71_ends_of_requests_that_never_were() {
         assert!(!rig.scheduler.finished(1, reason));
         assert!(!rig.scheduler.finished(77, reason));
     }
-    rig.scheduler.reset(1);
-    rig.scheduler.reset(77);
+    rig.scheduler.reset(1).unwrap();
+    rig.scheduler.reset(77).unwrap();
     rig.scheduler.cancel_load(77, 0, 16).unwrap();
     rig.scheduler.allocated(77, 16, &[]).unwrap();
     assert_eq!(rig.scheduler.live_requests(), 0);

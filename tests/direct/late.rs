@@ -235,6 +235,44 @@ fn c9_pages_stay_pinned_until_a_late_save_returned() {
     rig.check(8);
 }
 
+/// Who resets such a request is told, and asks again.
+#[test]
+fn c9_a_reset_says_that_a_late_save_may_still_read_the_pages() {
+    let tokens = prompt(1, 4 * T);
+    let (mut rig, _) = rig_on(direct(), &pool(1 << 22), true);
+    rig.admit(7, &tokens);
+    rig.pass(&[(7, 4 * T)]);
+    rig.clock.jump_after(BEFORE_PUT);
+    while rig.stats().failed_save_pages == 0 {
+        assert!(rig.stepper.step(0).is_some());
+    }
+    let kept = rig.live.remove(&7).unwrap();
+    for _ in 0..2 {
+        let error = rig.scheduler.reset(7).unwrap_err();
+        assert_eq!(error.kind(), Kind::Busy);
+        assert!(
+            error.message().contains("request 7: the pool may"),
+            "{error}"
+        );
+    }
+    assert_eq!(rig.asked(Call::Put), 0);
+    // It runs again meanwhile, elsewhere, and its new life is its own.
+    rig.clock.advance(LONG);
+    rig.admit(7, &prompt(2, T));
+    rig.pass(&[(7, T)]);
+    assert_eq!(rig.scheduler.reset(7).unwrap_err().kind(), Kind::Busy);
+    rig.scheduler.reset(8).unwrap();
+    rig.stepper.run_all();
+    assert_eq!(rig.asked(Call::Put), 4, "of the first life alone");
+    rig.reset(7);
+    rig.live.insert(7, kept);
+    rig.reset(7);
+    let longer = [&tokens[..], &[1]].concat();
+    assert_eq!(rig.admit(8, &longer) as usize, 4 * T);
+    rig.pass(&[(8, 1)]);
+    rig.check(8);
+}
+
 #[test]
 fn c9_blocks_of_a_late_save_are_published_with_the_next_one() {
     let tokens = prompt(1, 5 * T);

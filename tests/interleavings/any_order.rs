@@ -38,7 +38,7 @@ fn restart(rig: &mut Rig, lost: &[u64]) {
     for id in lost {
         if rig.live.contains_key(id) {
             rig.finish(*id, FinishReason::Preempted);
-            rig.scheduler.reset(*id);
+            rig.scheduler.reset(*id).unwrap();
         }
     }
 }

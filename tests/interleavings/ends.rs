@@ -27,8 +27,8 @@ fn a_layout_goes_and_comes_while_saves_run() {
     rig.drain();
     assert_eq!(rig.stored(), 4, "what was not queued is gone");
     assert_eq!(rig.offer(2, &tokens, 0), 0, "no layout, no offers");
-    rig.scheduler.reset(1);
-    rig.scheduler.reset(2);
+    rig.scheduler.reset(1).unwrap();
+    rig.scheduler.reset(2).unwrap();
     let setup = rig.setup.clone();
     rig.ranks[0].cache = Cache::new(&setup);
     let memory = rig.ranks[0].cache.register();

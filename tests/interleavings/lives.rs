@@ -35,7 +35,7 @@ fn an_id_is_used_again_while_its_earlier_save_is_pending() {
     rig.pass(&[(1, 4 * T)]);
     assert!(rig.finish(1, FinishReason::Preempted));
     assert!(rig.poll().is_empty());
-    rig.scheduler.reset(1);
+    rig.scheduler.reset(1).unwrap();
     // The same id with another prompt, on other pages; its save is queued behind the old one.
     rig.admit(1, &new);
     let metadata = rig.pass(&[(1, 4 * T)]);
@@ -114,7 +114,7 @@ fn a_request_that_is_reset_between_load_and_save_publishes_nothing() {
     let (tokens, metadata) = half_known(&mut rig);
     rig.bind(&metadata);
     rig.start_load().unwrap();
-    rig.scheduler.reset(6);
+    rig.scheduler.reset(6).unwrap();
     rig.wait_for_save();
     rig.drain();
     assert_eq!(verify(&rig, &tokens), 2);

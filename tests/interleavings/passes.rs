@@ -223,7 +223,7 @@ fn without_a_layout_requests_sit_out_and_no_call_fails() {
     // Its pages were never entered: it stays out, and a new life takes part.
     rig.forward(&[(1, 2 * T)]);
     assert_eq!(rig.build(&[(1, 0)]).saves().blocks(), 0);
-    rig.scheduler.reset(1);
+    rig.scheduler.reset(1).unwrap();
     rig.publish(2, &tokens);
     assert_eq!(verify(&rig, &tokens), 2);
 }

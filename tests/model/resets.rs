@@ -36,7 +36,7 @@ impl World<'_> {
     pub fn reset(&mut self, server: usize, at: usize) -> Outcome<bool> {
         let hosts = &mut self.servers[server];
         let req = hosts.reqs[at].clone();
-        hosts.scheduler.reset(req.id);
+        hosts.scheduler.reset(req.id).unwrap();
         self.tell(|| format!("reset: request {}", req.id));
         self.give_pages(server, &req.pages);
         self.start_over(server, at, &req);
@@ -66,7 +66,7 @@ impl World<'_> {
         // Its pages stay until every rank has reported it. To the scheduler it is nobody any more.
         let id = req.id;
         self.end(server, at, FinishReason::Preempted, &mut rng)?;
-        self.servers[server].scheduler.reset(id);
+        self.servers[server].scheduler.reset(id).unwrap();
         self.tell(|| format!("reset: request {id}, which was preempted"));
         Ok(true)
     }

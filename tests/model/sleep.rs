@@ -141,7 +141,7 @@ impl World<'_> {
             Ok(offer) if offer.tokens == 0 => {}
             other => broken!("asleep nothing is offered", "request {}: {other:?}", req.id),
         }
-        hosts.scheduler.reset(req.id);
+        hosts.scheduler.reset(req.id).unwrap();
         hosts.reqs[at].emitted = false;
         Ok(())
     }

@@ -410,7 +410,7 @@ impl Rig {
 
     /// The allocation of a request is released and it will run again: its pages are overwritten.
     pub fn reset(&mut self, id: u64) {
-        self.scheduler.reset(id);
+        self.scheduler.reset(id).unwrap();
         self.parked.remove(&id);
         if let Some(live) = self.live.remove(&id) {
             self.give_pages(live.pages);

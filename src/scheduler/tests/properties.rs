@@ -110,7 +110,7 @@ fn call(bench: &mut Bench, action: &Nonsense) -> Option<String> {
             Some(bench.scheduler.finished(*id, reason).to_string())
         }
         Nonsense::Reset(id) => {
-            bench.scheduler.reset(*id);
+            bench.scheduler.reset(*id).unwrap();
             Some(String::new())
         }
         Nonsense::Stored(blocks) => {

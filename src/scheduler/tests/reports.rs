@@ -28,7 +28,7 @@ fn b5_a_report_about_an_earlier_life_confirms_nothing() {
     let prompt = tokens(40);
     bench.admit(1, &prompt, 0);
     let old = bench.build(&[step(1, &prompt, 0, 8)]);
-    bench.scheduler.reset(1);
+    bench.scheduler.reset(1).unwrap();
     bench.admit(1, &prompt, 0);
     bench.submitted(&old);
     bench.fake.report.lock().failed_saves.push(BlockOf {
@@ -105,7 +105,7 @@ fn b6_reset_forgets_the_allocation() {
     let prompt = tokens(20);
     bench.admit(1, &prompt, 2);
     bench.build(&[step(1, &prompt, 0, 12)]);
-    bench.scheduler.reset(1);
+    bench.scheduler.reset(1).unwrap();
     // Steps about it are skipped; pages may differ now, and it is matched anew.
     assert_eq!(loads(&bench.build(&[step(1, &[], 20, 1)])), [0u32; 0]);
     assert_eq!(bench.offer(1, &prompt, 0), 8);
@@ -133,7 +133,7 @@ fn a_request_that_lost_pages_publishes_nothing_until_it_was_reset() {
         block: 2,
     });
     assert_eq!(saves(&bench.build(&[step(1, &[], 16, 4)])), [0u32; 0]);
-    bench.scheduler.reset(1);
+    bench.scheduler.reset(1).unwrap();
     bench.store(9);
     assert_eq!(bench.offer(1, &prompt, 0), 8);
     assert_eq!(bench.offer(1, &prompt, 12), 0);
@@ -161,6 +161,6 @@ fn without_a_layout_requests_take_no_part() {
     bench.refuses(Kind::BadState, |scheduler| {
         scheduler.build(&[step(2, &prompt, 0, 4)])
     });
-    bench.scheduler.reset(2);
+    bench.scheduler.reset(2).unwrap();
     bench.build(&[step(2, &prompt, 0, 4)]);
 }

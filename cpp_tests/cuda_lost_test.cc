@@ -41,6 +41,11 @@ TEST(CudaLost, EachCodeThatStaysFailsTheWorker) {
     stays_lost(server, gpu, code);
     EXPECT_EQ(server.stored(kPrompt), 3u) << "the pool is there";
     server.worker.unregister_layout();
+    expect_error(KVB_DEVICE_LOST, "cuPointerGetAttribute", [&] {
+      auto layout = kvb::Layout::with_mapping(0);
+      layout.add_group(0, 0, "float16", "", {0}).add_region(0, pages_of(gpu.pool));
+      server.worker.register_layout(layout);
+    });
     server.worker.shutdown(10000);
   }
 }

@@ -135,16 +135,22 @@ TEST(Cuda, TheEnginesThreadKeepsItsContext) {
     server.worker.bind(server.build(1, kPrompt, 0));
     server.worker.start_load(gpu.stream);
     EXPECT_EQ(current(), other);
+    gpu.compute(pages, 10);
     server.worker.wait_for_save(gpu.stream);
     EXPECT_EQ(current(), other);
     server.finish(1);
     EXPECT_EQ(current(), other);
     server.admit(2, kPrompt, pages);
     server.worker.bind(server.build(2, kPrompt, 3 * T));
-    /* NULL would be a stream of a context that is not the cache's: the pages are lost. */
-    server.worker.start_load(nullptr);
-    EXPECT_EQ(failed(server), std::vector<uint64_t>{2});
+    /* NULL would be a stream of a context that is not the cache's. */
+    expect_error(KVB_INVALID_ARGUMENT, "stream 0x0 means one of the context that is current",
+                 [&] { server.worker.start_load(nullptr); });
     EXPECT_EQ(current(), other);
+    server.worker.start_load(gpu.stream);
+    EXPECT_EQ(gpu.value(0), 10) << "nothing was lost by it";
+    EXPECT_EQ(current(), other);
+    server.worker.wait_for_save(gpu.stream);
+    server.finish(2);
     server.worker.unregister_layout();
     EXPECT_EQ(current(), other);
     server.worker.shutdown(10000);
@@ -190,7 +196,13 @@ TEST(Cuda, AnEventIsWaitedForBeforeParkedPagesAreWritten) {
   ok(cuEventDestroy_v2(allocated));
 }
 
-TEST(Cuda, AFenceThatFailsIsAnErrorOfEveryLaterCall) {
+/* Whatever the driver called it: nobody should go on because memory may be had later. */
+class CudaFence : public testing::TestWithParam<std::pair<int, const char*>> {};
+INSTANTIATE_TEST_SUITE_P(Errors, CudaFence,
+                         testing::Values(std::pair{999, "CUDA_ERROR_UNKNOWN (999)"},
+                                         std::pair{2, "CUDA_ERROR_OUT_OF_MEMORY (2)"}));
+
+TEST_P(CudaFence, AFailureIsAnErrorOfEveryLaterCall) {
   Gpu gpu;
   CUevent event = nullptr;
   ok(cuEventCreate(&event, 2));
@@ -205,7 +217,7 @@ TEST(Cuda, AFenceThatFailsIsAnErrorOfEveryLaterCall) {
     kvb_fence fence{};
     fence.kind = KVB_FENCE_CUDA_EVENT;
     fence.event = reinterpret_cast<uintptr_t>(event);
-    stand_in_fail("cuEventSynchronize", 0, 999);
+    stand_in_fail("cuEventSynchronize", 0, GetParam().first);
     server.worker.bind(server.scheduler.build({}), &fence);
     kvb::Worker::Finished out;
     const uint64_t id = 2;
@@ -213,7 +225,7 @@ TEST(Cuda, AFenceThatFailsIsAnErrorOfEveryLaterCall) {
       std::this_thread::yield();
     stand_in_reset();
     for (int i = 0; i < 2; ++i)
-      expect_error(KVB_DEVICE_FAILED, "cuEventSynchronize: CUDA_ERROR_UNKNOWN (999)",
+      expect_error(KVB_DEVICE_FAILED, std::string("cuEventSynchronize: ") + GetParam().second,
                    [&] { server.worker.get_finished({}); });
     EXPECT_EQ(gpu.value(20), 90);
     server.worker.shutdown(10000);
@@ -281,9 +293,23 @@ TEST(Cuda, AStreamThatIsCapturedIsLeftAlone) {
     ASSERT_EQ(server.admit(2, kPrompt, slots(4, 20)), 3 * T);
     server.worker.bind(server.build(2, kPrompt, 3 * T));
     stand_in_capture(gpu.stream, 1);
+    expect_error(KVB_INVALID_ARGUMENT, "is being captured into a graph",
+                 [&] { server.worker.start_load(gpu.stream); });
+    EXPECT_EQ(gpu.value(20), 90) << "nothing was started";
+    stand_in_capture(gpu.stream, 0);
+    {
+      Gpu elsewhere(1);
+      expect_error(KVB_INVALID_ARGUMENT, "the engine's stream",
+                   [&] { server.worker.start_load(elsewhere.stream); });
+    }
+    ok(cuCtxSetCurrent(gpu.context));
+    EXPECT_TRUE(failed(server).empty());
     server.worker.start_load(gpu.stream);
-    EXPECT_EQ(failed(server), std::vector<uint64_t>{2});
-    server.scheduler.reset_request(2);
+    EXPECT_TRUE(failed(server).empty());
+    EXPECT_EQ(gpu.value(20), 10);
+    server.worker.wait_for_save(gpu.stream);
+    server.finish(2);
+    stand_in_capture(gpu.stream, 1);
     auto other = counted(T + 1, 900);
     server.admit(3, other, slots(2, 30));
     server.worker.bind(server.build(3, other, 0));
@@ -292,7 +318,6 @@ TEST(Cuda, AStreamThatIsCapturedIsLeftAlone) {
                  [&] { server.worker.wait_for_save(gpu.stream); });
     EXPECT_EQ(stand_in_is_capture_spoilt(gpu.stream), 0);
     stand_in_capture(gpu.stream, 0);
-    EXPECT_EQ(gpu.value(20), 90);
     server.worker.wait_for_save(gpu.stream);
     server.finish(3);
     server.worker.shutdown(10000);

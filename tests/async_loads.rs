@@ -200,7 +200,7 @@ fn a_lost_page_hands_the_request_back_and_is_not_offered_again() {
     rig.finish(7, FinishReason::Preempted);
     rig.drain();
     rig.poll();
-    rig.scheduler.reset(7);
+    rig.scheduler.reset(7).unwrap();
     assert_eq!(rig.offer(7, &tokens, 0) as usize, 3 * T);
     rig.scheduler.finished(7, FinishReason::Ended);
     assert_eq!(rig.offer(7, &tokens, 0) as usize, 6 * T);
@@ -286,8 +286,8 @@ fn a_fence_that_fails_is_an_error_of_every_later_call() {
     assert!(rig.ranks[0].cache.snapshot() == before);
 }
 
-#[test]
-fn a_missing_fence_is_said_once_and_fails_its_loads() {
+/// An engine that supplies fences, with a request that waits for its load.
+fn waiting_for_a_fence() -> Rig {
     let tokens = prompt(1, 2 * T + 1);
     let setup = Setup {
         supplies_fences: true,
@@ -296,6 +296,26 @@ fn a_missing_fence_is_said_once_and_fails_its_loads() {
     let mut rig = stocked(parking(), &tokens);
     rig = Rig::on(setup, Arc::clone(&rig.pool));
     rig.admit(7, &tokens);
+    rig
+}
+
+#[test]
+fn a_fence_may_say_that_there_is_nothing_to_wait_for() {
+    let mut rig = waiting_for_a_fence();
+    rig.fence = Fence::Open;
+    empty_pass(&mut rig);
+    rig.drain();
+    let polled = rig.poll_all(&[7]).unwrap();
+    assert_eq!(
+        (&polled.loaded[..], &polled.failed[..]),
+        (&[7][..], &[][..])
+    );
+    rig.check(7);
+}
+
+#[test]
+fn a_missing_fence_is_said_once_and_fails_its_loads() {
+    let mut rig = waiting_for_a_fence();
     let metadata = rig.build(&[]);
     rig.bind(&metadata);
     let error = rig.poll_all(&[7]).unwrap_err();
@@ -502,7 +522,7 @@ fn other_ranks_hear_of_ended_lives_with_the_next_metadata() {
     let first = rig.build(&[]);
     rig.bind(&first);
     // Ended here, and another life of the id begins before anybody polled.
-    rig.scheduler.reset(7);
+    rig.scheduler.reset(7).unwrap();
     let live = rig.live.remove(&7).unwrap();
     rig.parked.remove(&7);
     rig.admit(7, &tokens);

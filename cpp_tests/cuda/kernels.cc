@@ -116,8 +116,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     piece.from = reinterpret_cast<uintptr_t>(in);
   }
   ++state().copies;
-  push(stream, {}, [pieces, grid = Grid{grid_x, grid_y, block_x}] {
-    run_on_host(pieces, grid);
+  push(stream, {}, [pieces, grid = Grid{grid_x, grid_y, block_x}, context = stream->context] {
+    if (works(context)) run_on_host(pieces, grid);
     Lock lock(state().mutex);
     --state().copies;
   });

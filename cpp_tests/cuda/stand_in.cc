@@ -79,8 +79,8 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
   /* Who reads too early reads this. */
   if (!target->of_device) std::memset(out, 0xDB, size);
   ++state().copies;
-  stand_in::push(stream, {}, [=] {
-    std::memcpy(out, in, size);
+  stand_in::push(stream, {}, [=, context = stream->context] {
+    if (stand_in::works(context)) std::memcpy(out, in, size);
     Lock lock(state().mutex);
     --state().copies;
   });

@@ -151,8 +151,8 @@ int stand_in_capture_mode(void);
 void stand_in_fail(const char* function, long nth, int code);
 /* The nth call from now on of any function that asks for the work of a context loses that context:
  * it, all later ones in it and those that wait there answer `code`, but for calls that give
- * something back. Work that was queued ends. nth 1: the next. Code 0: not any more; contexts stay
- * lost. */
+ * something back. Copies that were queued end and do nothing. nth 1: the next. Code 0: not any
+ * more; contexts stay lost. */
 void stand_in_lose(long nth, int code);
 /* The function answers 0 and does nothing. */
 void stand_in_skip(const char* function, int on);

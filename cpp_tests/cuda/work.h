@@ -227,6 +227,12 @@ inline void close_context(CUcontext context) {
   delete context;
 }
 
+/* Whether a context's work is done: not once it is lost or gone. Not under the lock. */
+inline bool works(CUcontext context) {
+  Lock lock(state().mutex);
+  return state().contexts.count(context) != 0 && context->lost == 0;
+}
+
 /* Puts work on a stream, behind `after` too. Under the lock. */
 inline void push(CUstream stream, Mark after, std::function<void()> work) {
   auto& all = state();

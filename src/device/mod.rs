@@ -100,6 +100,11 @@ pub trait Device: Send + Sync {
     /// Marks the present end of a stream's work. Does not block.
     fn record(&self, stream: Stream) -> Result<Event>;
 
+    /// Errors: `InvalidArgument`, this is no stream that work can be ordered against here and now. Does not block.
+    fn accepts(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
     /// Blocks until the work before the event has ended.
     fn wait(&self, event: &Event) -> Result<()> {
         event.0.as_ref().map_or(Ok(()), |pending| pending.wait())

@@ -9,7 +9,7 @@ use crate::engine::DeviceChoice;
 use crate::error::{Error, Kind, Result, bail};
 use crate::worker::{Fence, Wait};
 
-/// kvb_fence.kind: nothing to wait for.
+/// kvb_fence.kind: nothing to wait for, also where an engine supplies fences: no copies of its own are under way.
 pub const KVB_FENCE_NONE: i32 = 0;
 /// kvb_fence.kind: `event` is a CUevent.
 pub const KVB_FENCE_CUDA_EVENT: i32 = 1;
@@ -93,6 +93,6 @@ pub(super) fn fence(given: Option<&kvb_fence>, device: DeviceChoice) -> Result<F
                 "fence->wait is NULL, but fence->kind is KVB_FENCE_CALLBACK"
             ),
         },
-        _ => Ok(Fence::None),
+        _ => Ok(Fence::Open),
     }
 }

@@ -269,7 +269,8 @@ pub unsafe extern "C" fn kvb_worker_bind(
 ///
 /// Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
 /// Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
-/// registered; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
+/// registered; KVB_INVALID_ARGUMENT, there is something to load, and the stream is of another context, or capturing: nothing was
+/// started; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
 /// attention DP a lost page is no error: see kvb_worker_take_failed_loads. With stage_through_host = false
 /// KVB_LOAD_FAILED on any rank, and in every later call, when the pool may still write into pages of a load that
 /// failed: none of its requests is handed back. KVB_DEVICE_LOST in every call once the device is: what was to be

@@ -21,6 +21,8 @@ pub enum Fence {
     /// Nothing to wait for; an engine that said it supplies fences must not leave one out.
     #[default]
     None,
+    /// The engine says that there is nothing to wait for.
+    Open,
     /// To be waited for once, on a load thread.
     Given(Arc<dyn Wait>),
     /// An event of the engine's on the cache's device, to be waited for like that; the raw handle.
@@ -44,13 +46,13 @@ impl SharedFence {
 
     /// Waits; false: not yet.
     pub fn wait(&self, device: &dyn Device) -> Result<bool> {
-        if matches!(self.fence, Fence::None) || plant::is(Bug::FenceSkipped) {
+        if matches!(self.fence, Fence::None | Fence::Open) || plant::is(Bug::FenceSkipped) {
             return Ok(true);
         }
         let mut known = self.known.lock();
         if known.is_none() {
             let waited = match &self.fence {
-                Fence::None => Ok(true),
+                Fence::None | Fence::Open => Ok(true),
                 Fence::Given(fence) => fence.wait(),
                 Fence::Event(event) => device.wait_foreign(*event).map(|()| true),
             };

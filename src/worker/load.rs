@@ -18,7 +18,8 @@ impl Worker {
     /// Loads what the bound metadata restores; on return the pages are in the cache, ordered before
     /// work that is put on `stream` later. A second call on one metadata starts nothing.
     ///
-    /// Blocks: for the pool's reads. Errors: what `bind` could not say; under TP `LoadFailed` when a page is
+    /// Blocks: for the pool's reads. Errors: what `bind` could not say; `InvalidArgument`, the stream cannot be used, and nothing was
+    /// started; under TP `LoadFailed` when a page is
     /// missing, since its tokens were already reported as computed and no rank can restart alone; and on any rank, from
     /// then on in every call, when the pool may still write into the cache for a load that failed.
     /// On a single rank or ADP owner a lost page is no error: see [`Worker::take_failed_loads`]. `DeviceLost` on any rank
@@ -59,6 +60,12 @@ impl Worker {
                 "start_load: pages are to be loaded, but no layout is registered"
             );
         };
+        if let Err(error) = mover.memory.device().accepts(stream) {
+            if error.kind() == Kind::DeviceLost {
+                self.abandon_loads();
+            }
+            return Err(error);
+        }
         bound.loads_started = true;
         let (mut batch, mut tally) = std::mem::take(&mut self.load_scratch);
         tally.clear();

@@ -289,7 +289,9 @@ impl Item for LoadItem {
                             .lose(first_block(&self.run), || error.to_string());
                         // A lost device says so itself, and requests go on being given back.
                         if error.kind() != Kind::DeviceLost {
-                            self.shared.keep_load_error(&error);
+                            // For good, whatever kind it had for the driver.
+                            let lasting = Error::new(Kind::DeviceFailed, error.message());
+                            self.shared.keep_load_error(&lasting);
                         }
                         tracing::error!("{error}; nothing can be loaded any more");
                         return Step::Done;

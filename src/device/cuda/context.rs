@@ -137,6 +137,9 @@ impl Context {
                 })
         };
         if let Err(error) = asked {
+            if error.kind() == Kind::DeviceLost {
+                return Err(error);
+            }
             bail!(
                 InvalidArgument,
                 "{address:#x} is no memory that the driver knows: {error}"

@@ -43,6 +43,12 @@ const STICKY: [Code; 13] = [
 const TENSOR_MEMORY_LEAK: Code = 721;
 const CONTAINED: Code = 226;
 
+/// What a driver answers to a handle that is none, or not of the current context.
+const STRANGE: [Code; 2] = [
+    sys::CUresult::CUDA_ERROR_INVALID_HANDLE as Code,
+    sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as Code,
+];
+
 /// 12.0, as drivers write it.
 const OLDEST: c_int = 12_000;
 
@@ -173,7 +179,8 @@ functions! {
         /// common kind under way, calls that might disturb it fail and end it; 2, they do not care.
         capture_mode(mode: *mut c_uint) = cuThreadExchangeStreamCaptureMode differs;
         /// Whether a graph is made of a stream's work instead of it being done: not 0.
-        stream_captures(stream: CUstream, out: *mut c_uint) = cuStreamIsCapturing differs;
+        #[expect(dead_code, reason = "called by its field: a handle that is none is the engine's mistake")]
+        raw_stream_captures(stream: CUstream, out: *mut c_uint) = cuStreamIsCapturing differs;
         /// Start and size of the allocation that an address belongs to.
         allocation(start: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) = cuMemGetAddressRange_v2;
         /// Of a device, by its handle.
@@ -287,6 +294,26 @@ impl Driver {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.pointer_attribute)(out, attribute, address) };
         self.unless_unknown("cuPointerGetAttribute", code)
+    }
+
+    /// Whether a graph is made of the work of a stream of the engine's, instead of it being done. `InvalidArgument`: the handle is
+    /// none of the current context's streams.
+    ///
+    /// # Safety
+    /// The stream is alive, in whatever context.
+    pub(super) unsafe fn captures(&self, stream: CUstream) -> Result<bool> {
+        let Some(function) = self.raw_stream_captures else {
+            return Ok(false);
+        };
+        let mut captures = 0;
+        // SAFETY: the caller's promise; writes one integer.
+        let code = unsafe { function(stream, &raw mut captures) };
+        match self.check("cuStreamIsCapturing", code) {
+            Err(error) if STRANGE.contains(&code) => {
+                Err(Error::new(Kind::InvalidArgument, error.message()))
+            }
+            answer => answer.map(|()| captures != 0),
+        }
     }
 
     /// An attribute of a device; `None`: the driver does not know it.

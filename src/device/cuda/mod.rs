@@ -198,17 +198,11 @@ impl CudaDevice {
                 stream.0
             );
         }
-        let (handle, mut captures) = (ptr::with_exposed_provenance_mut(stream.0 as usize), 0);
-        // SAFETY: who hands out a stream's handle promises that it is alive; writes one integer.
-        let asked = unsafe {
-            self.context
-                .driver
-                .stream_captures(handle, &raw mut captures)
-        };
-        asked
-            .unwrap_or(Ok(()))
+        let handle = ptr::with_exposed_provenance_mut(stream.0 as usize);
+        // SAFETY: who hands out a stream's handle promises that it is alive.
+        let captures = unsafe { self.context.driver.captures(handle) }
             .map_err(|error| error.within(format_args!("the engine's stream {:#x}", stream.0)))?;
-        if captures != 0 {
+        if captures {
             bail!(
                 InvalidArgument,
                 "stream {:#x} is being captured into a graph; pages can be moved outside of a capture alone",
@@ -232,6 +226,11 @@ impl Device for CudaDevice {
             unsafe { event.record(ptr::with_exposed_provenance_mut(stream.0 as usize)) }?;
             Ok(Event::pending(Box::new(event)))
         })
+    }
+
+    fn accepts(&self, stream: Stream) -> Result<()> {
+        self.context
+            .run_if_usable(|before| self.check_stream(stream, before))
     }
 
     fn wait_foreign(&self, event: u64) -> Result<()> {

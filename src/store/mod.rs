@@ -62,6 +62,8 @@ pub mod code {
     pub const NESTED_CALL: i32 = -20_017;
     /// The process that lends the memory does not know the address of the object.
     pub const ADDRESS_REJECTED: i32 = -20_018;
+    /// The process that lends the memory of the object does not answer, or not as it may; others of the pool may.
+    pub const LENDER_LOST: i32 = -20_019;
 }
 
 /// Answer to "is this key in the pool?".

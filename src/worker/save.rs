@@ -434,8 +434,11 @@ impl SaveItem {
             && !self.shared.warned_of_pins.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
-                "save: the pool refused every page of a call ({:?}); with a soft pin beyond its maximum (24 h unless the master was told otherwise) it refuses them all: lower soft_pin_ttl_ms",
-                scratch.call.outcomes.first()
+                "save: the pool refused every page of a call ({}); with a soft pin beyond its maximum (24 h unless the master was told otherwise) it refuses them all: lower soft_pin_ttl_ms",
+                match scratch.call.outcomes.first() {
+                    Some(PutOutcome::Failed(code)) => *code,
+                    _ => 0,
+                }
             );
         }
         if failed > 0 {

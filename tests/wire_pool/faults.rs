@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use kvbridge::config::Config;
 use kvbridge::device::memory::Target;
+use kvbridge::keys::Keys;
 use kvbridge::store::wire::{Connection, PATIENCE};
 use kvbridge::store::{GetOutcome, Pieces, Presence, PutOutcome, code};
 
 use crate::calls::{exist, get, numbered, put};
-use crate::exchange::put_in_the_end;
+use crate::exchange::{LENT, put_in_the_end};
 use crate::real_pool::{Member, NOTHING_LENT, master};
-use crate::{config_within, open, with_pool, with_pool_of};
+use crate::{config_within, guarded, open, with_pool, with_pool_of};
 
 #[test]
 fn what_comes_after_its_lease_is_lost() {
@@ -52,12 +53,12 @@ fn stopped_owner() {
     let mut out = Vec::new();
     store.get(&keys, Pieces::one_each(&mut targets), &mut out);
     drop(targets);
-    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code) if store.is_outage(*code) && !store.may_still_write(*code));
+    let failed = |it: &GetOutcome| *it == GetOutcome::Failed(code::LENDER_LOST);
     assert!(out.iter().all(failed), "{out:?}");
     landing.fill(0xee);
     let other = numbered("other", 4);
     let outcomes = put(&*store, &other, &page);
-    let failed = |it: &PutOutcome| matches!(it, PutOutcome::Failed(code) if store.is_outage(*code));
+    let failed = |it: &PutOutcome| *it == PutOutcome::Failed(code::LENDER_LOST);
     assert!(outcomes.iter().all(failed), "{outcomes:?}");
     assert_eq!(exist(&*store, &other), [Presence::Absent; 4]);
     Member::Lender.wake();
@@ -87,13 +88,12 @@ fn dead_owner() {
     assert_eq!(put(&*store, &keys, &page), vec![PutOutcome::Stored; 8]);
     Member::Lender.kill();
     let outcomes = get(&*store, &keys, page.len()).0;
-    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code) if store.is_outage(*code));
+    let failed = |it: &GetOutcome| *it == GetOutcome::Failed(code::LENDER_LOST);
     assert!(outcomes.iter().all(failed), "{outcomes:?}");
     // What was begun is taken back: put again, it is not taken for somebody else's.
     for _ in 0..2 {
         let outcomes = put(&*store, &numbered("other", 2), &page);
-        let failed =
-            |it: &PutOutcome| matches!(it, PutOutcome::Failed(code) if store.is_outage(*code));
+        let failed = |it: &PutOutcome| *it == PutOutcome::Failed(code::LENDER_LOST);
         assert!(outcomes.iter().all(failed), "{outcomes:?}");
     }
     Member::Lender.replace(&[]);
@@ -130,6 +130,47 @@ fn two_places() {
         assert!(landed.iter().all(|&byte| byte == 7));
     }
     drop(lender);
+}
+
+/// Others are loaded throughout, also behind the guard, which leaves alone a pool that fails.
+#[test]
+fn a_lender_that_is_lost_costs_no_pages_of_others() {
+    with_pool("64", "faults::lost_lender");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn lost_lender() {
+    let ours = open(LENT);
+    let store = guarded(open(NOTHING_LENT).handle().unwrap());
+    let keys = numbered("page", 32);
+    assert_eq!(
+        put(&*store, &keys, &[7; 1000]),
+        vec![PutOutcome::Stored; 32]
+    );
+    Member::Lender.stop();
+    let outcomes = get(&*store, &keys, 1000).0;
+    let is_lost = |it: &GetOutcome| *it == GetOutcome::Failed(code::LENDER_LOST);
+    let lost: Vec<bool> = outcomes.iter().map(is_lost).collect();
+    assert!(
+        lost.contains(&true) && lost.contains(&false),
+        "{outcomes:?}"
+    );
+    for _ in 0..3 {
+        for (number, is_lost) in lost.iter().enumerate() {
+            let mut one = Keys::new();
+            one.push(keys.get(number));
+            assert_eq!(exist(&*store, &one), [Presence::Present]);
+            let (outcomes, _) = get(&*store, &one, 1000);
+            assert_eq!(
+                outcomes == [GetOutcome::Landed(1000)],
+                !is_lost,
+                "{outcomes:?}"
+            );
+        }
+    }
+    Member::Lender.wake();
+    drop(ours);
 }
 
 #[test]

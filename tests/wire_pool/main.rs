@@ -185,16 +185,19 @@ fn tenants() {
     let (outcomes, landed) = get(&*store, &keys, page.len());
     assert_eq!(outcomes, [GetOutcome::Landed(4096); 3]);
     assert!(landed.iter().all(|&byte| byte == 5));
-    let config = config_for(
-        &master(),
-        r#""global_segment_size": 0, "tenant_id": "red","#,
-    );
-    let error = Connection::open(&config, PATIENCE).unwrap_err();
-    assert_eq!(error.kind(), Kind::PoolRefused);
-    assert!(
-        error.message().contains("tenant_id = \"red\" is not known"),
-        "{error}"
-    );
+    for (tenant, text) in [
+        (
+            r#""tenant_id": "red", "#,
+            "tenant_id = \"red\" is not known",
+        ),
+        ("", "tenant_id is not set"),
+        (r#""tenant_id": "", "#, "tenant_id is not set"),
+    ] {
+        let config = config_for(&master(), &format!("{tenant}{NOTHING_LENT}"));
+        let error = Connection::open(&config, PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), Kind::PoolRefused);
+        assert!(error.message().contains(text), "{error}");
+    }
 }
 
 #[test]

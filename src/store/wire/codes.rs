@@ -13,6 +13,17 @@ pub fn of(failure: &Failure) -> i32 {
     }
 }
 
+/// The code of what came from a lender of memory. One that cannot be reached is left alone by itself: it is no outage of the
+/// pool, whose other pages are there.
+pub fn of_lender(number: i32) -> i32 {
+    match number {
+        code::UNREACHABLE | code::BAD_ANSWER | code::NO_ANSWER | code::UNSUPPORTED_CALL => {
+            code::LENDER_LOST
+        }
+        other => other,
+    }
+}
+
 /// The master's error number, to be reported. Its errors are negative; what is none, zero before all, would be taken for
 /// success where a number says both.
 pub fn said(number: i32) -> i32 {
@@ -22,7 +33,7 @@ pub fn said(number: i32) -> i32 {
     }
 }
 
-/// Whether a code says that the pool, or a part of it, cannot be reached or cannot be spoken with.
+/// Whether a code says that the pool cannot be reached or cannot be spoken with.
 pub fn is_outage(number: i32) -> bool {
     matches!(
         number,

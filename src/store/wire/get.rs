@@ -152,7 +152,7 @@ fn read(
                     has_more = true;
                     continue;
                 }
-                _ => GetOutcome::Failed(code),
+                _ => GetOutcome::Failed(codes::of_lender(code)),
             },
         };
         *found = Found::Ended(outcome);

@@ -93,6 +93,11 @@ impl Connection {
         if config.tenant_id().is_some() {
             let stranger = format!("kvbridge-probe-{:016x}", random().0);
             check_tenants(address, &connect(&stranger)?, &master, tenant, deadline)?;
+        } else if is_unknown(&master, deadline).map_err(|failure| refusal(address, &failure))? {
+            bail!(
+                PoolRefused,
+                "tenant_id is not set, but the master at \"{address}\" keeps tenants apart, and takes no page without one"
+            );
         }
         let segment = serve(config, &directory, patience)?;
         let lent = match &segment {

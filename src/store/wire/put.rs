@@ -195,7 +195,7 @@ fn write(
             Err(code),
         ) = (all.get_mut(index), job.outcome)
         {
-            failure.get_or_insert(code);
+            failure.get_or_insert(codes::of_lender(code));
             *is_loose |= job.may_still_arrive;
         }
     }

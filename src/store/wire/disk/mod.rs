@@ -99,7 +99,10 @@ impl Disks {
         }
         for (place, outcome) in call.plan.ended {
             if let Some(slot) = out.get_mut(place) {
-                *slot = outcome;
+                *slot = match outcome {
+                    GetOutcome::Failed(code) => GetOutcome::Failed(codes::of_lender(code)),
+                    other => other,
+                };
             }
         }
     }

@@ -284,7 +284,7 @@ fn another_copy_is_read_where_an_owner_fails() {
     // The same one again and again.
     rig.read_well(&[&ill[0], &ill[0], &ill[1], &ill[1], &good]);
     let (out, _) = rig.read(&[&ill[0]], PAGE, soon());
-    assert_eq!(out, [GetOutcome::Failed(code::UNREACHABLE); PAGES]);
+    assert_eq!(out, [GetOutcome::Failed(code::LENDER_LOST); PAGES]);
 }
 
 #[test]
@@ -355,8 +355,8 @@ fn a_page_that_an_owner_lacks_costs_no_other() {
         (-1100, GetOutcome::Missing),
         (-10, GetOutcome::Failed(-10)),
         // No error, and nothing was read.
-        (0, GetOutcome::Failed(code::BAD_ANSWER)),
-        (5, GetOutcome::Failed(code::BAD_ANSWER)),
+        (0, GetOutcome::Failed(code::LENDER_LOST)),
+        (5, GetOutcome::Failed(code::LENDER_LOST)),
     ] {
         let owner = rig.owner();
         let stand_in = owner.answering(move |owner, line, asked, pages| {
@@ -408,7 +408,7 @@ fn lies_of_an_owner_are_noticed() {
         line.say(asked.number, NEW, &Answer::Ok(staged));
     }
     let rig = Rig::new();
-    let bad = code::BAD_ANSWER;
+    let bad = code::LENDER_LOST;
     let lies: [(Lie, i32); 10] = [
         (
             |owner, line, asked, all| say(owner, line, asked, all[1..].to_vec()),
@@ -471,7 +471,7 @@ fn an_owner_whose_memory_is_nowhere_is_out_of_reach() {
     let rig = Rig::new();
     let mut owner = rig.owner();
     owner.endpoint = nobody();
-    rig.read_badly(&owner.start(), GetOutcome::Failed(code::UNREACHABLE));
+    rig.read_badly(&owner.start(), GetOutcome::Failed(code::LENDER_LOST));
     assert_eq!(owner.said.lock().unwrap().given, [0; 0]);
 }
 
@@ -511,7 +511,7 @@ fn memory_is_preferred() {
         (vec![on_disk.clone(), here], LANDED, 0),
         (
             vec![half.clone(), gone.clone()],
-            GetOutcome::Failed(code::UNREACHABLE),
+            GetOutcome::Failed(code::LENDER_LOST),
             0,
         ),
         (vec![half], GetOutcome::Missing, 0),

@@ -133,7 +133,7 @@ fn a_page_comes_from_a_replica_that_can_be_read() {
         assert_eq!(get_one(&peers, said(&replicas, 60_000)), landed);
     }
     let unreached = get_one(&peers, said(std::slice::from_ref(&dead), 60_000)).0;
-    assert_eq!(unreached, GetOutcome::Failed(code::UNREACHABLE));
+    assert_eq!(unreached, GetOutcome::Failed(code::LENDER_LOST));
     let behind = |dead_ones: usize| [vec![dead.clone(); dead_ones], vec![good.clone()]].concat();
     assert_eq!(
         get_one(&peers, said(&behind(MOST_REPLICAS - 1), 60_000)),
@@ -141,7 +141,7 @@ fn a_page_comes_from_a_replica_that_can_be_read() {
     );
     // Those that nobody would have asked for are not kept.
     let unreached = get_one(&peers, said(&behind(MOST_REPLICAS), 60_000)).0;
-    assert_eq!(unreached, GetOutcome::Failed(code::UNREACHABLE));
+    assert_eq!(unreached, GetOutcome::Failed(code::LENDER_LOST));
     for (replicas, outcome) in [
         (vec![far], GetOutcome::Failed(code::UNREACHABLE_MEMORY)),
         (vec![half], GetOutcome::Missing),

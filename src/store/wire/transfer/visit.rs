@@ -128,10 +128,11 @@ impl<'j, J: Job> Visit<'j, J> {
             return;
         }
         // Nor shall an owner that stands still cost every batch its whole time where that is shorter.
-        if silent_for >= inner.silence / 2 {
+        let stands_still = silent_for >= inner.silence / 2;
+        if stands_still {
             inner.known.shun(&self.endpoint, now + inner.cooldown, now);
         }
-        self.fail(if is_late {
+        self.fail(if is_late && !stands_still {
             code::DEADLINE
         } else {
             code::UNREACHABLE

@@ -194,8 +194,8 @@ fn c9_a_late_load_under_tp_is_the_same() {
     );
 }
 
-#[test]
-fn c9_pages_stay_pinned_until_a_late_save_returned() {
+/// A rig whose pool is late to save the blocks of request 7, and its tokens.
+fn with_late_save() -> (Rig, Vec<i32>) {
     let tokens = prompt(1, 4 * T);
     let (mut rig, _) = rig_on(direct(), &pool(1 << 22), true);
     rig.admit(7, &tokens);
@@ -204,6 +204,12 @@ fn c9_pages_stay_pinned_until_a_late_save_returned() {
     while rig.stats().failed_save_pages == 0 {
         assert!(rig.stepper.step(0).is_some());
     }
+    (rig, tokens)
+}
+
+#[test]
+fn c9_pages_stay_pinned_until_a_late_save_returned() {
+    let (mut rig, tokens) = with_late_save();
     assert_eq!(
         (rig.asked(Call::Put), rig.stats().failed_save_pages),
         (0, 4)
@@ -238,14 +244,7 @@ fn c9_pages_stay_pinned_until_a_late_save_returned() {
 /// Who resets such a request is told, and asks again.
 #[test]
 fn c9_a_reset_says_that_a_late_save_may_still_read_the_pages() {
-    let tokens = prompt(1, 4 * T);
-    let (mut rig, _) = rig_on(direct(), &pool(1 << 22), true);
-    rig.admit(7, &tokens);
-    rig.pass(&[(7, 4 * T)]);
-    rig.clock.jump_after(BEFORE_PUT);
-    while rig.stats().failed_save_pages == 0 {
-        assert!(rig.stepper.step(0).is_some());
-    }
+    let (mut rig, tokens) = with_late_save();
     let kept = rig.live.remove(&7).unwrap();
     for _ in 0..2 {
         let error = rig.scheduler.reset(7).unwrap_err();

@@ -1044,10 +1044,10 @@ kvb_status kvb_worker_declarations(const kvb_worker *worker, kvb_declarations *o
  *
  * Blocks: while staging memory is set up.
  * Errors: KVB_BAD_STATE, a layout is registered, or the role is capacity; KVB_INVALID_ARGUMENT or
- * KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration, or its memory or the
- * current context is not of the device; KVB_CONTRADICTION, other pages than before; KVB_NO_DEVICE, no CUDA
- * context is current; KVB_DEVICE_FAILED; KVB_CLOSED; KVB_NO_MEMORY; KVB_NO_THREAD;
- * KVB_POOL_FAILED, the pool refuses the staging memory or, with stage_through_host = false, the cache's;
+ * KVB_CONFIG_INVALID, the layout is incomplete or does not go with the configuration, or a region's first or last byte or the
+ * current context is not of the device (what lies between is not looked at); KVB_CONTRADICTION, other pages than before; KVB_NO_DEVICE, no CUDA
+ * context is current; KVB_DEVICE_FAILED; KVB_DEVICE_LOST; KVB_CLOSED; KVB_NO_MEMORY;
+ * KVB_NO_THREAD; KVB_POOL_FAILED, the pool refuses the staging memory or, with stage_through_host = false, the cache's;
  * KVB_POOL_REFUSED, with the same, pages have more pieces than the pool takes; KVB_BUSY, it did not answer in time:
  * with the same it may use the memory whenever it does, so that this has to stay.
  */
@@ -1100,8 +1100,8 @@ kvb_status kvb_worker_bind(kvb_worker *worker,
  * second call on one metadata starts nothing.
  *
  * Blocks: for the pool's reads, and with KVB_DEVICE_CUDA for what `stream` has and the copies behind it.
- * Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound or no layout is
- * registered; KVB_INVALID_ARGUMENT, there is something to load, and the stream is of another context, or capturing: nothing was
+ * Errors: what kvb_worker_bind could not say; KVB_BAD_STATE, nothing is bound, or there is something to load and no
+ * layout is registered; KVB_INVALID_ARGUMENT, there is something to load, and the stream is of another context, or capturing: nothing was
  * started; under tensor parallelism KVB_LOAD_FAILED. On a single rank or an owner under
  * attention DP a lost page is no error: see kvb_worker_take_failed_loads. With stage_through_host = false
  * KVB_LOAD_FAILED on any rank, and in every later call, when the pool may still write into pages of a load that
@@ -1121,8 +1121,8 @@ kvb_status kvb_worker_start_load(kvb_worker *worker,
  * reported as -1, unless kvb_stats.saves_in_flight was 0 in between.
  *
  * Blocks: no.
- * Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or no layout
- * is registered; KVB_CLOSED; KVB_DEVICE_FAILED; KVB_DEVICE_LOST, in every call once the device is;
+ * Errors: KVB_BAD_STATE, nothing is bound, its synchronous loads were never started, or there is something to
+ * save and no layout is registered; KVB_CLOSED; KVB_DEVICE_FAILED; KVB_DEVICE_LOST, in every call once the device is;
  * KVB_INVALID_ARGUMENT, the stream is of another context, or capturing. The pass does not count as run then.
  */
 kvb_status kvb_worker_wait_for_save(kvb_worker *worker,
@@ -1178,10 +1178,11 @@ kvb_status kvb_worker_take_failed_async_loads(kvb_worker *worker, kvb_ids *out_i
  * calling this again is fine.
  *
  * Blocks: up to `deadline_ms` milliseconds, and while the pool is closed.
- * Errors: KVB_BUSY, a call of the pool is stuck; what it may use is kept for ever, and so must be
+ * Errors: KVB_BUSY, a call of the pool is stuck, or a thread waits for the engine's stream or fence; what it may use is kept for ever, and so must be
  * the cache memory.
  */
-kvb_status kvb_worker_shutdown(kvb_worker *worker, uint64_t deadline_ms);
+kvb_status kvb_worker_shutdown(kvb_worker *worker,
+                               uint64_t deadline_ms);
 
 /**
  * Frees a worker. One that was not shut down is so first, with a deadline of ten seconds. A

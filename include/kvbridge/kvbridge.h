@@ -776,7 +776,7 @@ typedef struct kvb_pool_stats {
  * store kind "host", which needs them, and NULL for every other.
  *
  * Threads: any. Blocks: while the pool is opened; the embedded one and the host's do not, "mooncake" up to 40
- * seconds and one more per GiB that is lent.
+ * seconds and one more per GiB that is lent, "mooncake-tcp" up to 25.
  * Errors: KVB_ENGINE_REFUSED; KVB_UNSUPPORTED, the kind of store is not in this build;
  * KVB_INVALID_ARGUMENT, table and kind do not go together, or the table is wrong; KVB_NULL_POINTER,
  * a function of it is missing;
@@ -816,7 +816,7 @@ kvb_status kvb_store_exist(const kvb_store *store,
 
 /**
  * Stores one object per key, with the bytes of the value of the same position: one KVB_PUT_* per
- * key. The values are read during the call.
+ * key. The values are read during the call. An object without bytes is KVB_PUT_FAILED in a Mooncake pool.
  *
  * Blocks: for one call of the pool. Errors: KVB_INVALID_ARGUMENT, a key is empty;
  * KVB_NULL_POINTER.

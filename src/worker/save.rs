@@ -352,16 +352,19 @@ impl SaveItem {
             }
         };
         let (call, ()) = std::mem::take(&mut scratch.call).with(loan);
-        let made = self.shared.store.put_owned(call);
+        // The loan ends before the turn: whoever waits for that is to find the pages unused.
+        let made = match self.shared.store.put_owned(call) {
+            Made::Back(call) => Ok(call.with(()).0),
+            Made::Kept(code) => Err(code),
+        };
         drop(turn);
         self.shared.stats.store_calls.add(1);
         match made {
-            Made::Back(call) => {
-                let (lists, _loan) = call.with(());
+            Ok(lists) => {
                 scratch.call = lists;
                 self.note_outcomes(scratch);
             }
-            Made::Kept(code) => {
+            Err(code) => {
                 tracing::warn!(
                     "save: the pool failed with {code} and may still read {} pages of the cache; their requests are not reported as saved before its call returns",
                     scratch.pages.len()

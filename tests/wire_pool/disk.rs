@@ -64,7 +64,7 @@ fn theirs() {
     // The owner is gone, and the master does not know yet.
     Member::Lender.kill();
     let outcomes = get(&*store, &all, 100_000).0;
-    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code::UNREACHABLE));
+    let failed = |it: &GetOutcome| matches!(it, GetOutcome::Failed(code::LENDER_LOST));
     assert!(outcomes.iter().all(failed), "{outcomes:?}");
 }
 

@@ -351,13 +351,15 @@ fn encode_open<E: Copy, const WIDTH: usize>(
     tokens: &[E],
     bytes: impl Fn(E) -> [u8; WIDTH],
 ) -> bool {
+    // One token mostly: a loop over them would become a call.
+    if let [token] = tokens {
+        return encode_one(text, head, filled, bytes(*token));
+    }
     let room = text
         .get_mut(head..)
         .and_then(|text| text.as_chunks_mut().0.get_mut(filled..));
-    match (room, tokens) {
-        // One token mostly: a loop over them would become a call.
-        (Some([first, _, ..]), [token]) => *first = bytes(*token),
-        (Some(room), _) if tokens.len() < room.len() => encode(tokens, room, bytes),
+    match room {
+        Some(room) if tokens.len() < room.len() => encode(tokens, room, bytes),
         _ => return false,
     }
     true

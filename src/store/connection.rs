@@ -170,7 +170,8 @@ pub fn check_capabilities(config: &Config, can: &Capabilities) -> Result<()> {
     ] {
         if asked && !able {
             let others = match can.name {
-                "host" if field != "kvbridge.replica_num" => {
+                // Only where another one could.
+                "host" if others.contains("\"host\"") => {
                     "its table does not say that its functions can"
                 }
                 "mooncake-tcp" => "it needs a newer master",

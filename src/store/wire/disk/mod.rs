@@ -85,6 +85,10 @@ impl Disks {
         terms: Terms<'_>,
         out: &mut [GetOutcome],
     ) {
+        // As in most calls of most pools: then no lists are made of what there is.
+        if found.owners.len() == 0 {
+            return;
+        }
         let mut call = Call {
             disks: self,
             found,

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::PollFlags;
 
+use super::cut::{Frame, Waiting};
 use super::dial::Dial;
 use super::frame::{Operation, REQUEST, Request, STATUS, Status, Version};
 use super::job::Job;
@@ -23,15 +24,9 @@ const SLICES: usize = 128;
 /// Bytes after which another connection gets its turn.
 const TURN: usize = 4 << 20;
 /// Most bytes that are asked for, or sent, by one request.
-pub(super) const FRAME: u64 = 64 << 10;
-
-/// Bytes under way on a connection before another request goes out. `docs/design/wire-data.md` has what speaks for it.
-pub(super) const fn window(operation: Operation) -> u64 {
-    match operation {
-        Operation::Read => 128 << 10,
-        Operation::Write => 256 << 10,
-    }
-}
+pub(super) const FRAME: u64 = 512 << 10;
+/// Bytes under way on a connection before another request goes out. `docs/design/wire-data.md` has what speaks for both.
+pub(super) const WINDOW: u64 = 512 << 10;
 
 /// A connection with jobs.
 #[derive(Debug)]
@@ -40,6 +35,8 @@ pub(super) struct Line<'j, J> {
     version: Version,
     is_reused: bool,
     jobs: Vec<&'j mut J>,
+    /// So many of them are settled.
+    settled: usize,
     /// What the jobs are asked for in, in order.
     frames: Vec<Frame>,
     /// One per frame, and one more for the fence.
@@ -53,17 +50,6 @@ pub(super) struct Line<'j, J> {
     out: Place,
     landed: Place,
     fence: Fence,
-}
-
-/// A part of a job that has a request of its own.
-#[derive(Debug, Clone, Copy)]
-struct Frame {
-    job: usize,
-    /// Where in the job's range it begins.
-    from: u64,
-    size: u64,
-    /// It ends where the job does.
-    is_last: bool,
 }
 
 /// A place in a stream: the frame, and how many of its bytes, request or status included, are behind.
@@ -103,66 +89,101 @@ pub(super) enum Step {
 }
 
 impl<'j, J: Job> Line<'j, J> {
-    /// Jobs for a connection, of which there is at least one. `is_reused`: it has served before.
-    pub fn new(dial: Dial, version: Version, is_reused: bool, jobs: Vec<&'j mut J>) -> Self {
-        let mut frames = Vec::with_capacity(jobs.len());
-        for (job, it) in jobs.iter().enumerate() {
-            let mut from = 0;
-            while from < it.size() {
-                let rest = it.size() - from;
-                let size = match version {
-                    Version::One => rest,
-                    Version::Two => rest.min(FRAME),
-                };
-                let is_last = size == rest;
-                frames.push(Frame {
-                    job,
-                    from,
-                    size,
-                    is_last,
-                });
-                from += size;
-            }
-        }
-        let mut requests = Vec::with_capacity((frames.len() + 1) * REQUEST);
-        for frame in &frames {
-            let request = Request {
-                size: frame.size,
-                address: jobs.get(frame.job).map_or(0, |job| job.address()) + frame.from,
-                operation: J::OPERATION,
-                version,
-            };
-            requests.extend(request.encode());
-        }
-        let mut fence = Fence::None;
-        if (J::OPERATION, version) == (Operation::Write, Version::One)
-            && let Some(last) = jobs.last()
-        {
-            fence = Fence::Awaited;
-            let request = Request {
-                size: 1,
-                address: last.address() + (last.size() - 1),
-                operation: Operation::Read,
-                version,
-            };
-            requests.extend(request.encode());
-        }
-        let mut line = Self {
+    /// A connection that carries nothing yet. `is_reused`: it has served before.
+    pub fn new(dial: Dial, version: Version, is_reused: bool) -> Self {
+        Self {
             dial,
             version,
             is_reused,
-            statuses: vec![[0; STATUS]; frames.len()],
-            jobs,
-            frames,
-            requests,
+            jobs: Vec::new(),
+            settled: 0,
+            frames: Vec::new(),
+            requests: Vec::new(),
+            statuses: Vec::new(),
             granted: 0,
             under_way: 0,
             out: Place::default(),
             landed: Place::default(),
-            fence,
+            fence: Fence::None,
+        }
+    }
+
+    /// Has the connection carry all these jobs, and no others later. Of version 1, which has no statuses: nothing tells
+    /// how far a write is, and a fence ends them.
+    pub fn carry_all(&mut self, jobs: Vec<&'j mut J>) {
+        for job in jobs {
+            self.jobs.push(job);
+            self.ask_for(self.jobs.len() - 1, u64::MAX);
+        }
+        if J::OPERATION == Operation::Write
+            && let Some(last) = self.jobs.last()
+        {
+            self.fence = Fence::Awaited;
+            let request = Request {
+                size: 1,
+                address: last.address() + (last.size() - 1),
+                operation: Operation::Read,
+                version: self.version,
+            };
+            self.requests.extend(request.encode());
+        }
+        self.granted = self.requests.len() / REQUEST;
+    }
+
+    /// Adds the next frame or frames of jobs that wait; false if none does.
+    fn add_next(&mut self, waiting: &mut Waiting<'j, J>) -> bool {
+        let begin = self.jobs.len();
+        waiting.next(FRAME, &mut self.jobs);
+        let Some(first) = self.jobs.get(begin) else {
+            return false;
         };
-        line.grant();
-        line
+        if first.size() > FRAME {
+            self.ask_for(begin, FRAME);
+            return true;
+        }
+        let (address, jobs) = (first.address(), begin..self.jobs.len());
+        let size = self.jobs.get(jobs.clone()).unwrap_or_default();
+        let size = size.iter().map(|job| job.size()).sum();
+        let frame = Frame {
+            jobs,
+            from: 0,
+            size,
+            is_last: true,
+        };
+        self.ask(address, frame);
+        true
+    }
+
+    /// Adds the frames of one job.
+    fn ask_for(&mut self, at: usize, most: u64) {
+        let Some((address, whole)) = self.jobs.get(at).map(|job| (job.address(), job.size()))
+        else {
+            return;
+        };
+        let mut from = 0;
+        while from < whole {
+            let size = most.min(whole - from);
+            let frame = Frame {
+                jobs: at..at + 1,
+                from,
+                size,
+                is_last: from + size == whole,
+            };
+            self.ask(address + from, frame);
+            from += size;
+        }
+    }
+
+    fn ask(&mut self, address: u64, frame: Frame) {
+        let request = Request {
+            size: frame.size,
+            address,
+            operation: J::OPERATION,
+            version: self.version,
+        };
+        self.requests.extend(request.encode());
+        self.statuses.push([0; STATUS]);
+        self.frames.push(frame);
     }
 
     /// The socket, and what to wait for.
@@ -173,17 +194,28 @@ impl<'j, J: Job> Line<'j, J> {
         )
     }
 
-    /// Whether the connection was made for this batch and answered nothing.
-    pub fn is_fresh_and_mute(&self) -> bool {
-        !self.is_reused && self.landed.frame == 0
+    /// Whether the first request without an answer is about several jobs.
+    pub fn awaits_several(&self) -> bool {
+        let unanswered = self.frames.get(self.landed.frame);
+        unanswered.is_some_and(|frame| frame.jobs.len() > 1)
     }
 
-    /// To be called when the socket is ready, and once before.
-    pub fn step(&mut self) -> Step {
+    /// Whether the connection was made for this batch and answered nothing as a whole.
+    pub fn is_fresh_and_mute(&self) -> bool {
+        !self.is_reused && self.landed.frame == 0 && self.settled == 0
+    }
+
+    /// To be called when the socket is ready, and once before. Takes jobs that nobody carries when there is room for more.
+    pub fn step(&mut self, waiting: &mut Waiting<'j, J>) -> Step {
         match self.dial.is_connected() {
             Ok(true) => {}
             Ok(false) => return Step::Working,
             Err(_) => return Step::Broken(Trouble::Gone),
+        }
+        self.fill(waiting);
+        if self.frames.is_empty() {
+            // Others took all there was while this one was being made.
+            return Step::Done;
         }
         let mut turn = 0;
         loop {
@@ -193,6 +225,7 @@ impl<'j, J: Job> Line<'j, J> {
                 Ok(received) => received,
                 Err(trouble) => return Step::Broken(trouble),
             };
+            self.fill(waiting);
             if self.landed.frame == self.frames.len() {
                 return Step::Done;
             }
@@ -214,12 +247,12 @@ impl<'j, J: Job> Line<'j, J> {
 
     /// Closes the connection at once. The jobs that were not answered, in order.
     pub fn abort(mut self) -> Vec<&'j mut J> {
-        let unanswered = self.frames.get(self.landed.frame);
-        let first = unanswered.map_or(self.jobs.len(), |frame| frame.job);
+        let first = self.settled;
         let sent = self.out.frame + usize::from(self.out.done > 0);
         // Also where its frames were answered: an owner that lies may have said that too early.
-        for frame in self.frames.iter().take(sent).filter(|it| it.job >= first) {
-            if let Some(job) = self.jobs.get_mut(frame.job) {
+        for frame in self.frames.iter().take(sent) {
+            let unsettled = frame.jobs.start.max(first)..frame.jobs.end;
+            for job in self.jobs.get_mut(unsettled).into_iter().flatten() {
                 job.was_sent();
             }
         }
@@ -228,17 +261,17 @@ impl<'j, J: Job> Line<'j, J> {
     }
 
     /// Lets requests go out as answers have come.
-    fn grant(&mut self) {
+    fn fill(&mut self, waiting: &mut Waiting<'j, J>) {
         if self.version == Version::One {
-            // Nothing tells how far its writes are.
-            self.granted = self.requests.len() / REQUEST;
             return;
         }
-        while self.under_way < window(J::OPERATION)
-            && let Some(next) = self.frames.get(self.granted)
-        {
-            self.under_way = self.under_way.saturating_add(next.size);
-            self.granted += 1;
+        while self.under_way < WINDOW {
+            if let Some(next) = self.frames.get(self.granted) {
+                self.under_way = self.under_way.saturating_add(next.size);
+                self.granted += 1;
+            } else if !self.add_next(waiting) {
+                return;
+            }
         }
     }
 
@@ -321,9 +354,11 @@ impl<'j, J: Job> Line<'j, J> {
             if from < request_end {
                 slices.extend(self.requests.get(from..request_end).map(IoSlice::new));
             }
-            if let Some(job) = self.jobs.get(frame.job) {
-                let begun = frame.from + done.saturating_sub(REQUEST as u64);
-                job.sending(begun..frame.from + frame.size, SLICES, &mut slices);
+            let mut part = frame.part(done.saturating_sub(REQUEST as u64));
+            for job in self.jobs.get(frame.jobs.clone()).into_iter().flatten() {
+                if let Some(bytes) = part.of_next(job.size()) {
+                    job.sending(bytes, SLICES, &mut slices);
+                }
             }
             (done, from) = (0, request_end);
             if slices.len() >= SLICES {
@@ -347,7 +382,8 @@ impl<'j, J: Job> Line<'j, J> {
         let status = self.status();
         let mut slices = Vec::with_capacity(SLICES.min(2 * self.frames.len()));
         let mut done = self.landed.done;
-        let first = self.frames.get(self.landed.frame).map_or(0, |it| it.job);
+        let first = self.frames.get(self.landed.frame);
+        let first = first.map_or(0, |it| it.jobs.start);
         let frames = self.frames.iter().zip(&mut self.statuses);
         let frames = frames.skip(self.landed.frame);
         let mut jobs = self.jobs.iter_mut().skip(first);
@@ -359,11 +395,13 @@ impl<'j, J: Job> Line<'j, J> {
                 let from = usize::try_from(done).unwrap_or(STATUS);
                 slices.extend(into.get_mut(from..).map(IoSliceMut::new));
             }
-            if J::OPERATION == Operation::Read
-                && let Some(job) = jobs.next()
-            {
-                let begun = frame.from + done.saturating_sub(status);
-                job.landing(begun..frame.from + frame.size, SLICES, &mut slices);
+            if J::OPERATION == Operation::Read {
+                let mut part = frame.part(done.saturating_sub(status));
+                for job in jobs.by_ref().take(frame.jobs.len()) {
+                    if let Some(bytes) = part.of_next(job.size()) {
+                        job.landing(bytes, SLICES, &mut slices);
+                    }
+                }
                 if !frame.is_last {
                     // Its next frame lies in the same pieces, which one call borrows once.
                     break;
@@ -385,7 +423,7 @@ impl<'j, J: Job> Line<'j, J> {
     fn arrived(&mut self, mut count: u64) -> Result<(), Trouble> {
         let status = self.status();
         while count > 0
-            && let Some(&frame) = self.frames.get(self.landed.frame)
+            && let Some(frame) = self.frames.get(self.landed.frame).cloned()
         {
             let whole = self.incoming(&frame);
             let step = count.min(whole - self.landed.done);
@@ -408,12 +446,8 @@ impl<'j, J: Job> Line<'j, J> {
                 // It was not asked, or not given the bytes yet that it says are in place.
                 return Err(Trouble::Lie(code::BAD_ANSWER));
             }
+            self.settle_landed(&frame);
             if self.landed.done == whole {
-                if frame.is_last
-                    && let Some(job) = self.jobs.get_mut(frame.job)
-                {
-                    job.settle(Ok(()));
-                }
                 self.landed = Place {
                     frame: self.landed.frame + 1,
                     done: 0,
@@ -421,8 +455,32 @@ impl<'j, J: Job> Line<'j, J> {
                 self.under_way = self.under_way.saturating_sub(frame.size);
             }
         }
-        self.grant();
         Ok(())
+    }
+
+    /// Settles the jobs that a frame, of which so much has come, has brought to their ends.
+    fn settle_landed(&mut self, frame: &Frame) {
+        let data = match J::OPERATION {
+            Operation::Read => self.landed.done.saturating_sub(self.status()),
+            // The status is for all of it.
+            Operation::Write if self.landed.done == self.incoming(frame) => frame.size,
+            Operation::Write => 0,
+        };
+        let mut part = frame.part(0);
+        let mut end = 0;
+        for (at, job) in
+            (frame.jobs.start..).zip(self.jobs.get_mut(frame.jobs.clone()).into_iter().flatten())
+        {
+            let bytes = part.of_next(job.size()).unwrap_or(0..0);
+            end += bytes.end - bytes.start;
+            if end > data || bytes.end < job.size() {
+                return;
+            }
+            if at >= self.settled {
+                job.settle(Ok(()));
+                self.settled = at + 1;
+            }
+        }
     }
 
     fn receive_fence(&mut self) -> Result<(usize, bool), Trouble> {
@@ -441,6 +499,7 @@ impl<'j, J: Job> Line<'j, J> {
             job.settle(Ok(()));
         }
         self.landed.frame = self.frames.len();
+        self.settled = self.jobs.len();
         Ok((1, true))
     }
 }

@@ -4,11 +4,12 @@
 //! by side. Bytes go from the sockets straight into the pieces and back, without a copy of ours between.
 //!
 //! `frame`, `owner` and `http` are the bytes of the protocols; `socket` and `dial` are connections; `ask` finds an owner,
-//! `announce` lets others find one, `known` remembers it; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
+//! `announce` lets others find one, `known` remembers it; `cut` makes requests of jobs; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
 //! `docs/design/wire-data.md`.
 
 pub mod announce;
 mod ask;
+mod cut;
 mod dial;
 pub mod frame;
 pub mod http;
@@ -70,7 +71,7 @@ impl Settings {
     pub fn new(directory: Directory) -> Self {
         Self {
             directory,
-            connections: 8,
+            connections: 4,
             silence: Duration::from_secs(2),
             cooldown: Duration::from_secs(2),
             idle: Duration::from_secs(60),
@@ -149,7 +150,8 @@ impl Peers {
                 Err(code) => job.settle(Err(code)),
             }
         }
-        asked.sort_by(|a, b| a.endpoint().cmp(b.endpoint()));
+        // Those that lie behind one another share requests.
+        asked.sort_by(|a, b| (a.endpoint(), a.address()).cmp(&(b.endpoint(), b.address())));
         let mut parts = Vec::new();
         let mut rest = asked.into_iter().peekable();
         while let Some(first) = rest.next() {

@@ -7,9 +7,11 @@ use rustix::event::PollFlags;
 
 use super::Inner;
 use super::ask::{Ask, Owner, Told};
+use super::cut::Waiting;
 use super::dial::Dial;
+use super::frame::Version;
 use super::job::Job;
-use super::line::{Line, Step, Trouble, window};
+use super::line::{Line, Step, Trouble};
 use crate::store::code;
 use crate::sync::Arc;
 
@@ -18,15 +20,14 @@ const ROUNDS: u32 = 8;
 /// Bytes for which another connection is worth it.
 pub(super) const SHARE: u64 = 512 << 10;
 
-/// Bytes under way on all connections of a batch to one owner.
-const UNDER_WAY: u64 = 1 << 20;
-
 /// Jobs of one owner.
 pub(super) struct Visit<'j, J> {
     endpoint: String,
     stage: Stage<'j, J>,
     /// Jobs that no connection carries.
-    waiting: Vec<&'j mut J>,
+    waiting: Waiting<'j, J>,
+    /// What connections left that broke, for the next round: this one shall not lose its others by the same jobs.
+    left: Vec<&'j mut J>,
     /// What is in use: how the owner is reached, and whether that is from an earlier batch.
     owner: Option<(Arc<Owner>, bool)>,
     /// A connection broke in a way that makes another round worth it.
@@ -50,7 +51,11 @@ impl<'j, J: Job> Visit<'j, J> {
         let mut visit = Self {
             endpoint,
             stage: Stage::Over,
-            waiting: jobs,
+            waiting: Waiting {
+                jobs: jobs.into(),
+                apart: false,
+            },
+            left: Vec::new(),
             owner: None,
             again: false,
             rounds: 1,
@@ -62,7 +67,7 @@ impl<'j, J: Job> Visit<'j, J> {
             Ok(None) => visit.ask(inner),
             Ok(Some(owner)) => {
                 let lent = |job: &&mut J| owner.description.lends(job.address(), job.size());
-                if visit.waiting.iter().all(lent) {
+                if visit.waiting.jobs.iter().all(lent) {
                     visit.open(inner, owner, true, now);
                 } else {
                     // It may lend more by now.
@@ -159,7 +164,7 @@ impl<'j, J: Job> Visit<'j, J> {
     fn found(&mut self, inner: &Inner, owner: Owner, now: Instant) {
         let owner = Arc::new(owner);
         inner.known.learn(&self.endpoint, &owner, now);
-        self.waiting.retain_mut(|job| {
+        self.waiting.jobs.retain_mut(|job| {
             let is_lent = owner.description.lends(job.address(), job.size());
             if !is_lent {
                 job.settle(Err(code::ADDRESS_REJECTED));
@@ -169,26 +174,32 @@ impl<'j, J: Job> Visit<'j, J> {
         self.open(inner, owner, false, now);
     }
 
-    /// Spreads the waiting jobs over connections.
+    /// Has connections carry the waiting jobs.
     fn open(&mut self, inner: &Inner, owner: Arc<Owner>, is_remembered: bool, now: Instant) {
-        let jobs = std::mem::take(&mut self.waiting);
         self.owner = Some((Arc::clone(&owner), is_remembered));
         self.stage = Stage::Moving(Vec::new());
         self.again = false;
-        let total: u64 = jobs
+        let version = owner.description.version;
+        let total: u64 = self
+            .waiting
+            .jobs
             .iter()
             .fold(0, |sum, job| sum.saturating_add(job.size()));
-        let most = (UNDER_WAY / window(J::OPERATION)).min(inner.connections as u64);
-        let lines = (total / SHARE).clamp(1, most.max(1));
+        let lines = (total / SHARE).clamp(1, (inner.connections as u64).max(1));
         let share = total.div_ceil(lines);
-        let mut jobs = jobs.into_iter().peekable();
-        while jobs.peek().is_some() {
-            let (mut part, mut bytes) = (Vec::new(), 0_u64);
-            while bytes < share
-                && let Some(job) = jobs.next()
-            {
-                bytes = bytes.saturating_add(job.size());
-                part.push(job);
+        for _ in 0..lines {
+            if self.waiting.jobs.is_empty() {
+                break;
+            }
+            let mut part = Vec::new();
+            if version == Version::One {
+                let mut bytes = 0_u64;
+                while bytes < share
+                    && let Some(job) = self.waiting.jobs.pop_front()
+                {
+                    bytes = bytes.saturating_add(job.size());
+                    part.push(job);
+                }
             }
             let taken = inner.known.take(&self.endpoint, &owner, now);
             let is_reused = taken.is_some();
@@ -198,7 +209,10 @@ impl<'j, J: Job> Visit<'j, J> {
             };
             match dial {
                 Ok(dial) => {
-                    let line = Line::new(dial, owner.description.version, is_reused, part);
+                    let mut line = Line::new(dial, version, is_reused);
+                    if version == Version::One {
+                        line.carry_all(part);
+                    }
                     if is_reused {
                         self.advance(inner, line, now);
                     } else {
@@ -207,7 +221,7 @@ impl<'j, J: Job> Visit<'j, J> {
                 }
                 Err(_) => {
                     self.again |= is_remembered;
-                    self.waiting.extend(part);
+                    self.left.extend(part);
                 }
             }
         }
@@ -221,7 +235,7 @@ impl<'j, J: Job> Visit<'j, J> {
     }
 
     fn advance(&mut self, inner: &Inner, mut line: Line<'j, J>, now: Instant) {
-        match line.step() {
+        match line.step(&mut self.waiting) {
             Step::Working => self.keep(line),
             Step::Done => {
                 if let Some((owner, _)) = &self.owner {
@@ -236,6 +250,7 @@ impl<'j, J: Job> Visit<'j, J> {
 
     fn broken(&mut self, inner: &Inner, line: Line<'j, J>, trouble: Trouble) {
         let is_mute = line.is_fresh_and_mute();
+        let is_about_several = line.awaits_several();
         let rest = line.abort();
         let is_remembered = self.owner.as_ref().is_some_and(|owner| owner.1);
         if let Some((owner, _)) = &self.owner {
@@ -244,7 +259,13 @@ impl<'j, J: Job> Visit<'j, J> {
         match trouble {
             Trouble::Gone => {
                 self.again |= !is_mute || is_remembered;
-                self.waiting.extend(rest);
+                self.left.extend(rest);
+            }
+            // Each by itself will tell which of them is not lent.
+            Trouble::Rejected if is_about_several => {
+                self.waiting.apart = true;
+                self.again = true;
+                self.left.extend(rest);
             }
             Trouble::Rejected => {
                 let mut rest = rest.into_iter();
@@ -252,7 +273,7 @@ impl<'j, J: Job> Visit<'j, J> {
                     job.settle(Err(code::ADDRESS_REJECTED));
                 }
                 self.again = true;
-                self.waiting.extend(rest);
+                self.left.extend(rest);
             }
             Trouble::Lie(code) => {
                 for job in rest {
@@ -268,7 +289,8 @@ impl<'j, J: Job> Visit<'j, J> {
             Stage::Moving(lines) if lines.is_empty() => {}
             _ => return,
         }
-        if self.again && self.rounds < ROUNDS && !self.waiting.is_empty() {
+        self.waiting.jobs.extend(self.left.drain(..));
+        if self.again && self.rounds < ROUNDS && !self.waiting.jobs.is_empty() {
             self.rounds += 1;
             self.ask(inner);
         } else {
@@ -280,10 +302,10 @@ impl<'j, J: Job> Visit<'j, J> {
     pub fn fail(&mut self, code: i32) {
         if let Stage::Moving(lines) = std::mem::replace(&mut self.stage, Stage::Over) {
             for line in lines {
-                self.waiting.extend(line.abort());
+                self.waiting.jobs.extend(line.abort());
             }
         }
-        for job in self.waiting.drain(..) {
+        for job in self.waiting.jobs.drain(..).chain(self.left.drain(..)) {
             job.settle(Err(code));
         }
     }

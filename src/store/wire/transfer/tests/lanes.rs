@@ -4,12 +4,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::stand_in::{self, StandIn};
+use super::stand_in::{self, MEMORY, StandIn};
 use super::{PATIENCE, held, peers, read, settings, write};
 use crate::store::code;
 use crate::store::wire::transfer::Peers;
 use crate::store::wire::transfer::frame::{Operation, REQUEST, Status, Version};
-use crate::store::wire::transfer::line::{FRAME, window};
+use crate::store::wire::transfer::line::{FRAME, WINDOW};
 use crate::store::wire::transfer::visit::SHARE;
 
 const PAGE: usize = 3 * FRAME as usize + 17;
@@ -60,7 +60,7 @@ fn pages_around_the_size_of_frames_arrive_as_they_are() {
                     (at(page), (0..size).map(byte).collect())
                 })
                 .collect();
-            let before = stand_in.bytes(0, 1 << 20);
+            let before = stand_in.bytes(0, MEMORY as usize);
             let outcomes = write(&peers, &stand_in, &written);
             assert_eq!(outcomes, [(Ok(()), false); 3]);
             let mut expected = before;
@@ -68,7 +68,10 @@ fn pages_around_the_size_of_frames_arrive_as_they_are() {
                 let offset = *offset as usize;
                 expected[offset..offset + size].copy_from_slice(page);
             }
-            assert!(expected == stand_in.bytes(0, 1 << 20), "{version:?} {size}");
+            assert!(
+                expected == stand_in.bytes(0, MEMORY as usize),
+                "{version:?} {size}"
+            );
         }
     }
 }
@@ -80,7 +83,7 @@ fn asked_ahead(operation: Operation) -> (u64, bool) {
     let stand_in = StandIn::new(move |mut stream, shared, _| {
         let mut requests = Vec::new();
         let mut asked = 0;
-        while asked < window(operation) {
+        while asked < WINDOW {
             let request = stand_in::request(&mut stream, shared).unwrap();
             if operation == Operation::Write {
                 let mut data = vec![0; request.size as usize];
@@ -121,8 +124,7 @@ fn asked_ahead(operation: Operation) -> (u64, bool) {
 fn no_more_is_under_way_than_the_window() {
     for operation in [Operation::Read, Operation::Write] {
         let (asked, has_more) = asked_ahead(operation);
-        let window = window(operation);
-        assert!((window..window + FRAME).contains(&asked), "{asked}");
+        assert!((WINDOW..WINDOW + FRAME).contains(&asked), "{asked}");
         assert!(!has_more);
     }
 }
@@ -204,13 +206,20 @@ fn a_write_that_hangs_after_a_frame_may_still_arrive_and_those_behind_it_not() {
         stand_in::answer(&mut stream, shared, first).unwrap();
         std::thread::sleep(PATIENCE);
     });
-    let soon = Instant::now() + Duration::from_secs(3);
+    let soon = || Instant::now() + Duration::from_secs(3);
     let endpoint = &stand_in.endpoint;
-    let outcomes = super::write_until(&one_connection(), endpoint, &different_pages(5), soon);
-    let late = Err(code::DEADLINE);
-    // The window holds the rest of the first page and the beginning of the second.
-    let expected = [true, true, false, false, false].map(|may| (late, may));
-    assert_eq!(outcomes, expected);
+    let late = |may_still_arrive| (Err(code::DEADLINE), may_still_arrive);
+    let outcomes = super::write_until(&one_connection(), endpoint, &different_pages(5), soon());
+    // The window holds the next frame of the first page.
+    assert_eq!(outcomes, [true, false, false, false, false].map(late));
+    let pages: Vec<_> = different_pages(5)
+        .into_iter()
+        .map(|(offset, page)| (offset, page[..FRAME as usize / 2 + 9].to_vec()))
+        .collect();
+    let outcomes = super::write_until(&one_connection(), endpoint, &pages, soon());
+    // The window holds two pages, the first of which was answered.
+    assert_eq!(outcomes[0], (Ok(()), false));
+    assert_eq!(outcomes[1..], [true, true, false, false].map(late));
 }
 
 #[test]
@@ -245,7 +254,7 @@ fn connections_end_in_any_order() {
 fn a_page_whose_second_frame_is_rejected_fails_alone() {
     let stand_in = StandIn::honest(Version::Two);
     // Its first frame is lent, and nothing behind it.
-    let edge = (1 << 20) - FRAME;
+    let edge = MEMORY - FRAME;
     let (outcomes, pages) = read(&one_connection(), &stand_in, &[5, edge, 77], PAGE);
     assert_eq!(outcomes, [Ok(()), Err(code::ADDRESS_REJECTED), Ok(())]);
     assert_landed(&stand_in, &[5], &pages[..1]);

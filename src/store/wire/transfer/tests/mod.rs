@@ -3,6 +3,7 @@
 mod directories;
 mod hostile;
 mod lanes;
+mod neighbours;
 mod stand_in;
 mod time;
 

@@ -22,6 +22,9 @@ pub struct Shared {
     pub requests: AtomicUsize,
 }
 
+/// Bytes that a stand-in lends.
+pub const MEMORY: u64 = 8 << 20;
+
 /// A stand-in of an owner.
 #[derive(Clone)]
 pub struct StandIn {
@@ -38,7 +41,7 @@ impl StandIn {
         let shared = Arc::new(Shared {
             // Differs also from what is a round number of bytes away.
             memory: Mutex::new(
-                (0..1 << 20)
+                (0..MEMORY)
                     .map(|at| (((at * 31) >> 3) ^ ((at >> 11) * 7)) as u8)
                     .collect(),
             ),

@@ -6,7 +6,8 @@
 //! | `family.rs` | versions of Mooncake whose messages differ |
 //! | `pack/` | struct_pack, the master's serialisation |
 //! | `messages.rs` | the master's calls: the one table of layouts |
-//! | `socket.rs`, `rpc.rs` | a connection to the master, and calls over it |
+//! | `socket.rs` | TCP sockets that never block unless told to |
+//! | `rpc.rs` | calls over a connection to the master |
 //! | `probe.rs` | which layouts a master has |
 //! | `master.rs` | the master: its calls in batches, connections that come and go |
 //! | `transfer/` | the bytes of objects: to and from the memory of their owners |

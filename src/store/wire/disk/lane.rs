@@ -1,7 +1,7 @@
 //! One connection to the owner of a disk, with one request: pages are asked for, and when they were read the owner's
 //! memory is given back.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -14,7 +14,6 @@ use crate::store::wire::family::Family;
 use crate::store::wire::messages::{Stage, Staged, Unstage};
 use crate::store::wire::pack::{Answer, Request, Text, unpack};
 use crate::store::wire::rpc::{Connection, Failure, Open, Requests};
-use crate::store::wire::socket::Socket;
 use crate::store::wire::transfer::{Dial, Peers};
 
 /// Most bytes of an endpoint that an owner names.
@@ -157,8 +156,7 @@ impl<'p, 'm> Lane<'p, 'm> {
                     self.state = State::Dialing(dial);
                     return Ok(Step::Waiting);
                 }
-                let handle = OwnedFd::from(dial.into_socket());
-                self.state = State::Ready(Connection::new(Socket::made(handle)));
+                self.state = State::Ready(Connection::new(dial.into_socket()));
                 self.advance(terms)
             }
             State::Ready(connection) => {

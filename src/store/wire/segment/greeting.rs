@@ -8,7 +8,8 @@ use rustix::event::PollFlags;
 
 use super::Lent;
 use super::session::{Ended, some};
-use crate::store::wire::transfer::{Socket, owner};
+use crate::store::wire::socket::Socket;
+use crate::store::wire::transfer::owner;
 
 /// A handshake: it is read, answered, and over. What others say of themselves is read past and not kept.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use std::ptr::{self, NonNull};
 use rustix::fs::MemfdFlags;
 
 use crate::error::{Result, bail};
-use crate::store::wire::transfer::without_waiting;
+use crate::store::wire::socket::without_waiting;
 
 /// Zeroed bytes, which take up memory once they are first used.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 
 use super::{Lent, Place};
-use crate::store::wire::transfer::Socket;
+use crate::store::wire::socket::Socket;
 use crate::store::wire::transfer::frame::{Operation, REQUEST, Request, STATUS, Status, Version};
 
 /// Bytes of requests that are read at once.

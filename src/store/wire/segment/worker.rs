@@ -12,7 +12,7 @@ use rustix::net::SocketFlags;
 use super::greeting::Greeting;
 use super::session::Session;
 use super::{Lent, Limits};
-use crate::store::wire::transfer::Socket;
+use crate::store::wire::socket::Socket;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 
 /// How long nothing is accepted after the system could not give a connection.

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::socket::Socket;
+use crate::store::wire::socket::Socket;
+
 use crate::store::mooncake::signals;
 
 /// Most addresses of one name that are tried.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::socket::Socket;
+use crate::store::wire::socket::Socket;
 use crate::sync::{Arc, Mutex};
 
 /// Most owners that are remembered; the one that was not needed for the longest time goes.

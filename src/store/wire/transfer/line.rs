@@ -16,8 +16,8 @@ use super::cut::{Frame, Waiting};
 use super::dial::Dial;
 use super::frame::{Operation, REQUEST, Request, STATUS, Status, Version};
 use super::job::Job;
-use super::socket::Socket;
 use crate::store::code;
+use crate::store::wire::socket::Socket;
 
 /// Most slices of one call; the system takes 1,024.
 const SLICES: usize = 128;

@@ -3,7 +3,7 @@
 //! [`Peers`] serves batches of [`ReadJob`]s and [`WriteJob`]s: one thread, the caller's, serves all owners of a batch side
 //! by side. Bytes go from the sockets straight into the pieces and back, without a copy of ours between.
 //!
-//! `frame`, `owner` and `http` are the bytes of the protocols; `socket` and `dial` are connections; `ask` finds an owner,
+//! `frame`, `owner` and `http` are the bytes of the protocols; `dial` makes connections; `ask` finds an owner,
 //! `announce` lets others find one, `known` remembers it; `cut` makes requests of jobs; `line` is one connection with its jobs, `visit` all that a batch does with one owner. See
 //! `docs/design/wire-data.md`.
 
@@ -17,7 +17,6 @@ mod job;
 mod known;
 mod line;
 pub mod owner;
-mod socket;
 mod visit;
 
 use std::time::{Duration, Instant};
@@ -26,6 +25,7 @@ use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
 use super::segment::Segment;
+use super::socket::Socket;
 use crate::store::code;
 use crate::sync::Arc;
 use visit::Visit;
@@ -34,7 +34,6 @@ pub(super) use dial::{Dial, resolve};
 pub(super) use job::Job;
 pub use job::{ReadJob, WriteJob};
 pub(super) use known::{Known, Quiet};
-pub(super) use socket::{Socket, without_waiting};
 
 /// Owners that one batch meets at once. Others come when these are done: handles are the process's, and a master may
 /// name any number.

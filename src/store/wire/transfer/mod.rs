@@ -174,7 +174,7 @@ impl Peers {
                 };
                 job.settle(outcome);
             }
-            while self.serve_once(&mut visits, deadline) {}
+            while self.serve_once(&mut visits, deadline, &Instant::now) {}
             if parts.peek().is_none() {
                 return;
             }
@@ -198,9 +198,15 @@ impl Peers {
         own.is_some_and(|segment| segment.endpoint() == endpoint)
     }
 
-    /// Waits for sockets and serves those that are ready; false when there is nothing to wait for.
-    fn serve_once<J: Job>(&self, visits: &mut [Visit<'_, J>], deadline: Instant) -> bool {
-        let now = Instant::now();
+    /// Waits for sockets and serves those that are ready; false when there is nothing to wait for. `clock`: what time it
+    /// is, which a test may say.
+    fn serve_once<J: Job>(
+        &self,
+        visits: &mut [Visit<'_, J>],
+        deadline: Instant,
+        clock: &dyn Fn() -> Instant,
+    ) -> bool {
+        let now = clock();
         let mut wake = deadline;
         for visit in visits.iter_mut() {
             visit.check_time(&self.inner, now);
@@ -232,7 +238,7 @@ impl Peers {
             return false;
         }
         let mut ready = ready.into_iter();
-        let now = Instant::now();
+        let now = clock();
         if now >= deadline {
             // Also a process that was stopped in between sends nothing any more: its memory may be another object's.
             for visit in visits {

@@ -1,15 +1,18 @@
 //! Owners that are slow or stand still, and what time has to do with it.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::stand_in::{self, StandIn};
-use super::{PATIENCE, held, later, peers, read, read_until, settings, write_until};
+use super::{BASE, PATIENCE, held, later, peers, read, read_until, settings, write_until};
+use crate::device::memory::Source;
 use crate::store::code;
 use crate::store::wire::transfer::frame::{Status, Version};
-use crate::store::wire::transfer::{Peers, Settings};
+use crate::store::wire::transfer::visit::Visit;
+use crate::store::wire::transfer::{Peers, Settings, WriteJob};
 
 const SHORT: Duration = Duration::from_millis(60);
 
@@ -32,6 +35,47 @@ fn a_deadline_that_has_passed_sends_nothing() {
     assert_eq!(stand_in.requests(), 0);
     // Nobody is to blame for it.
     assert_eq!(read(&peers, &stand_in, &[0], 9).0, [Ok(())]);
+}
+
+/// As a process that is stopped between being told that a socket takes bytes and sending them: by then the master may have
+/// given the range to another object.
+#[test]
+fn a_write_that_wakes_up_past_its_deadline_sends_nothing() {
+    let (closed, is_closed) = mpsc::channel();
+    let closed = Mutex::new(closed);
+    let stand_in = StandIn::new(move |stream, shared, number| {
+        let _ = stand_in::serve(stream, shared);
+        closed.lock().unwrap().send(number).unwrap();
+    });
+    // The owner is known, and each connection is a new one: it is polled before anything is sent over it.
+    let peers = Peers::new(Settings {
+        idle: Duration::ZERO,
+        ..settings()
+    });
+    let endpoint = &stand_in.endpoint;
+    let outcomes = write_until(&peers, endpoint, &[(0, vec![1; 9])], later());
+    assert_eq!(outcomes, [(Ok(()), false)]);
+    peers.sweep();
+    assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(0));
+
+    let (began, deadline) = (Instant::now(), later());
+    let pieces = [Source::from(&[2; 9][..])];
+    let mut job = WriteJob::new(endpoint, BASE, 9, &pieces);
+    let mut visits = [Visit::begin(&peers.inner, vec![&mut job], began, deadline)];
+    let times_asked = Cell::new(0);
+    let clock = || {
+        times_asked.set(times_asked.get() + 1);
+        match times_asked.get() {
+            1 => began,
+            _ => deadline,
+        }
+    };
+    while peers.serve_once(&mut visits, deadline, &clock) {}
+    assert!(times_asked.get() > 1, "it did not wait");
+    assert!(job.outcome.is_err() && !job.may_still_arrive, "{job:?}");
+    assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(1));
+    assert_eq!(stand_in.requests(), 1);
+    assert_eq!(held(&stand_in, 0, 9), [1; 9]);
 }
 
 #[test]

@@ -206,10 +206,11 @@ impl Peers {
         deadline: Instant,
         clock: &dyn Fn() -> Instant,
     ) -> bool {
-        let now = clock();
+        // Who is not ready below has been silent until here. This process may have been stopped for long: what came meanwhile
+        // is looked at before anybody is called silent.
+        let before = clock();
         let mut wake = deadline;
-        for visit in visits.iter_mut() {
-            visit.check_time(&self.inner, now);
+        for visit in visits.iter() {
             wake = visit
                 .patience_ends(&self.inner)
                 .map_or(wake, |it| it.min(wake));
@@ -225,31 +226,35 @@ impl Peers {
             .iter()
             .map(|(socket, wants)| PollFd::from_borrowed_fd(*socket, *wants))
             .collect();
-        let wait = Timespec::try_from(wake.saturating_duration_since(now)).ok();
-        let is_able = match rustix::event::poll(&mut polled, wait.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => true,
-            Err(_) => false,
-        };
+        let wait = Timespec::try_from(wake.saturating_duration_since(before)).ok();
+        let result = rustix::event::poll(&mut polled, wait.as_ref());
         let ready: Vec<bool> = polled.iter().map(|it| !it.revents().is_empty()).collect();
-        if !is_able {
-            for visit in visits {
-                visit.fail(code::NO_MEMORY);
+        match result {
+            Ok(_) => {}
+            // It has not looked.
+            Err(Errno::INTR) => return true,
+            Err(_) => {
+                for visit in visits {
+                    visit.fail(code::NO_MEMORY);
+                }
+                return false;
             }
-            return false;
         }
         let mut ready = ready.into_iter();
-        let now = clock();
-        if now >= deadline {
-            // Also a process that was stopped in between sends nothing any more: its memory may be another object's.
-            for visit in visits {
-                visit.check_time(&self.inner, now);
-            }
-            return false;
-        }
         for visit in visits {
-            visit.step(&self.inner, &mut ready, now);
+            let now = clock();
+            if before >= deadline {
+                visit.end(&self.inner, &mut ready, before);
+            } else if now >= deadline {
+                // Also a process that was stopped in between sends nothing any more: its memory may be another object's.
+                // What is ready by now is looked at once more.
+                return true;
+            } else {
+                visit.step(&self.inner, &mut ready, now, clock);
+                visit.check_time(&self.inner, before);
+            }
         }
-        true
+        before < deadline
     }
 }
 

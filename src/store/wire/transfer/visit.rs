@@ -70,6 +70,8 @@ impl<'j, J: Job> Visit<'j, J> {
                 }
             }
         }
+        // Before this it was asked for nothing.
+        visit.heard = Instant::now();
         visit
     }
 
@@ -83,14 +85,21 @@ impl<'j, J: Job> Visit<'j, J> {
     }
 
     /// Goes on, given what happened to the sockets that [`list`](Self::list) named, in that order.
-    pub fn step(&mut self, inner: &Inner, mut events: impl Iterator<Item = bool>, now: Instant) {
+    pub fn step(
+        &mut self,
+        inner: &Inner,
+        mut events: impl Iterator<Item = bool>,
+        now: Instant,
+        clock: &dyn Fn() -> Instant,
+    ) {
+        let mut is_heard = false;
         match &mut self.stage {
             Stage::Over => {}
             Stage::Asking(ask) => {
                 if !events.next().unwrap_or(false) {
                     return;
                 }
-                self.heard = now;
+                is_heard = true;
                 match ask.step(self.deadline.min(now + inner.silence)) {
                     Told::Waiting => {}
                     Told::End(Err(code)) => self.fail(code),
@@ -100,7 +109,7 @@ impl<'j, J: Job> Visit<'j, J> {
             Stage::Moving(lines) => {
                 for line in std::mem::take(lines) {
                     if events.next().unwrap_or(false) {
-                        self.heard = now;
+                        is_heard = true;
                         self.advance(inner, line, now);
                     } else {
                         self.keep(line);
@@ -109,6 +118,24 @@ impl<'j, J: Job> Visit<'j, J> {
                 self.next_round(inner);
             }
         }
+        if is_heard {
+            // What was sent just now is not owed for longer, however long this took.
+            self.heard = clock();
+        }
+    }
+
+    /// Ends this, since it is too late for all that is still going on, given what happened to the sockets as for
+    /// [`step`](Self::step).
+    pub fn end(&mut self, inner: &Inner, events: impl Iterator<Item = bool>, now: Instant) {
+        let sockets = match &self.stage {
+            Stage::Asking(_) => 1,
+            Stage::Moving(lines) => lines.len(),
+            Stage::Over => 0,
+        };
+        if events.take(sockets).filter(|is_ready| *is_ready).count() > 0 {
+            self.heard = now;
+        }
+        self.check_time(inner, now);
     }
 
     /// When this has to be looked at even if nothing happens.

@@ -6,13 +6,15 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+
 use super::stand_in::{self, StandIn};
 use super::{BASE, PATIENCE, held, later, peers, read, read_until, settings, write_until};
-use crate::device::memory::Source;
+use crate::device::memory::{Source, Target};
 use crate::store::code;
 use crate::store::wire::transfer::frame::{Status, Version};
 use crate::store::wire::transfer::visit::Visit;
-use crate::store::wire::transfer::{Peers, Settings, WriteJob};
+use crate::store::wire::transfer::{Peers, ReadJob, Settings, WriteJob};
 
 const SHORT: Duration = Duration::from_millis(60);
 
@@ -76,6 +78,44 @@ fn a_write_that_wakes_up_past_its_deadline_sends_nothing() {
     assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(1));
     assert_eq!(stand_in.requests(), 1);
     assert_eq!(held(&stand_in, 0, 9), [1; 9]);
+}
+
+/// A process that was stopped for long finds what has come meanwhile before it calls anybody silent.
+#[test]
+fn owners_are_not_blamed_for_the_time_that_this_process_was_stopped() {
+    // The jump in time, past the silence; and past the deadline, or not.
+    const STOPPED: Duration = Duration::from_secs(1000);
+    for (deadline, outcome) in [(2 * STOPPED, Ok(())), (STOPPED, Err(code::DEADLINE))] {
+        let good = StandIn::honest(Version::Two);
+        let hung = StandIn::new(|mut stream, shared, _| {
+            let first = stand_in::request(&mut stream, shared).unwrap();
+            stand_in::answer(&mut stream, shared, first).unwrap();
+            std::thread::sleep(PATIENCE);
+        });
+        let peers = peers();
+        for stand_in in [&good, &hung] {
+            assert_eq!(read(&peers, stand_in, &[0], 9).0, [Ok(())]);
+        }
+        let (began, deadline) = (Instant::now(), Instant::now() + deadline);
+        let mut pages = [[0; 9]; 2];
+        let mut pieces = pages.each_mut().map(|page| [Target::from(&mut page[..])]);
+        let [first, second] = &mut pieces;
+        let mut from_good = ReadJob::new(&good.endpoint, BASE, 9, first);
+        let mut from_hung = ReadJob::new(&hung.endpoint, BASE, 9, second);
+        // Both are asked at once: their connections stand.
+        let mut visits = [&mut from_good, &mut from_hung]
+            .map(|job| Visit::begin(&peers.inner, vec![job], began, deadline));
+        let mut sockets = Vec::new();
+        visits[0].list(&mut sockets);
+        let mut answer = [PollFd::from_borrowed_fd(sockets[0].0, PollFlags::IN)];
+        assert_eq!(poll(&mut answer, None), Ok(1));
+        while peers.serve_once(&mut visits, deadline, &|| Instant::now() + STOPPED) {}
+        assert_eq!(from_good.outcome, outcome);
+        assert_eq!(from_hung.outcome, Err(code::UNREACHABLE));
+        let is_left_alone = |it: &StandIn| peers.inner.known.find(&it.endpoint, began).is_err();
+        assert!(!is_left_alone(&good) && is_left_alone(&hung));
+        assert_eq!(read(&peers, &good, &[0], 9).0, [Ok(())]);
+    }
 }
 
 #[test]

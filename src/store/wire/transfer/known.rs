@@ -13,6 +13,15 @@ const MOST_OWNERS: usize = 1024;
 /// Most idle connections to all owners together: handles are the process's, and it needs them for other things.
 const MOST_IDLE: usize = 256;
 
+/// In less time than this nobody tells an owner that hangs from one that is far away or has much to do.
+const LEAST_SILENCE: Duration = Duration::from_millis(50);
+
+/// How long an owner that is waited for must have been silent to count as one that hangs, when the time for a batch is over:
+/// half of the `patience` that it has otherwise, or of all that `time`, if that is less.
+pub(in crate::store::wire) fn hangs_after(patience: Duration, time: Duration) -> Duration {
+    (patience / 2).min((time / 2).max(LEAST_SILENCE))
+}
+
 /// A connection that is kept.
 pub(in crate::store::wire) trait Quiet {
     /// Whether it stands and nothing has arrived on it.

@@ -32,7 +32,7 @@ use visit::Visit;
 pub(super) use dial::{Dial, resolve};
 pub(super) use job::Job;
 pub use job::{ReadJob, WriteJob};
-pub(super) use known::{Known, Quiet};
+pub(super) use known::{Known, Quiet, hangs_after};
 pub(super) use socket::{Socket, without_waiting};
 
 /// Owners that one batch meets at once. Others come when these are done: handles are the process's, and a master may

@@ -1,7 +1,7 @@
 //! The part of a batch that goes to one owner: finding it, connections to it, and trying again.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
@@ -9,6 +9,7 @@ use super::Inner;
 use super::ask::{Ask, Owner, Told};
 use super::dial::Dial;
 use super::job::Job;
+use super::known::hangs_after;
 use super::line::{Line, Step, Trouble, window};
 use crate::store::code;
 use crate::sync::Arc;
@@ -34,6 +35,8 @@ pub(super) struct Visit<'j, J> {
     rounds: u32,
     heard: Instant,
     deadline: Instant,
+    /// An owner that was silent for so long hangs, and did not only lack time.
+    hangs_after: Duration,
 }
 
 enum Stage<'j, J> {
@@ -56,6 +59,7 @@ impl<'j, J: Job> Visit<'j, J> {
             rounds: 1,
             heard: now,
             deadline,
+            hangs_after: hangs_after(inner.silence, deadline.saturating_duration_since(now)),
         };
         match known {
             Err(()) => visit.fail(code::UNREACHABLE),
@@ -149,13 +153,15 @@ impl<'j, J: Job> Visit<'j, J> {
     /// Ends what takes too long.
     pub fn check_time(&mut self, inner: &Inner, now: Instant) {
         let is_late = now >= self.deadline;
-        let silent_for = now.saturating_duration_since(self.heard);
+        // It was given no longer than this.
+        let silent_for = now.min(self.deadline).saturating_duration_since(self.heard);
         let is_silent = silent_for >= inner.silence;
         if matches!(self.stage, Stage::Over) || !(is_late || is_silent) {
             return;
         }
-        // Nor shall an owner that stands still cost every batch its whole time where that is shorter.
-        let stands_still = silent_for >= inner.silence / 2;
+        // Nor shall an owner that stands still cost every batch its whole time where that is shorter, or count as an outage
+        // of the pool.
+        let stands_still = silent_for >= self.hangs_after;
         if stands_still {
             inner.known.shun(&self.endpoint, now + inner.cooldown, now);
         }
@@ -175,7 +181,7 @@ impl<'j, J: Job> Visit<'j, J> {
             Err(code) => {
                 // A names' server that is silent shall not cost every batch its time either.
                 let now = Instant::now();
-                if now.saturating_duration_since(began) >= inner.silence / 2 {
+                if now.saturating_duration_since(began) >= self.hangs_after {
                     inner.known.shun(&self.endpoint, now + inner.cooldown, now);
                 }
                 self.fail(code);

@@ -192,7 +192,7 @@ fn a_connection_that_hangs_costs_only_its_own_pages() {
     for ((outcome, offset), page) in places {
         match outcome {
             Ok(()) => assert!(*page == held(&stand_in, offset, PAGE), "{offset}"),
-            Err(code) => assert_eq!(*code, code::DEADLINE),
+            Err(code) => assert_eq!(*code, code::UNREACHABLE),
         }
     }
 }
@@ -207,9 +207,9 @@ fn a_write_that_hangs_after_a_frame_may_still_arrive_and_those_behind_it_not() {
     let soon = Instant::now() + Duration::from_secs(3);
     let endpoint = &stand_in.endpoint;
     let outcomes = super::write_until(&one_connection(), endpoint, &different_pages(5), soon);
-    let late = Err(code::DEADLINE);
+    let lost = Err(code::UNREACHABLE);
     // The window holds the rest of the first page and the beginning of the second.
-    let expected = [true, true, false, false, false].map(|may| (late, may));
+    let expected = [true, true, false, false, false].map(|may| (lost, may));
     assert_eq!(outcomes, expected);
 }
 

@@ -138,7 +138,7 @@ fn nothing_lands_after_a_read_has_ended() {
     });
     let soon = Instant::now() + Duration::from_secs(2);
     let (outcomes, pages) = read_until(&peers(), &stand_in.endpoint, &[0], 64, soon);
-    assert_eq!(outcomes, [Err(code::DEADLINE)]);
+    assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
     let before = pages.clone();
     go_on.send(()).unwrap();
     is_done.recv_timeout(PATIENCE).unwrap();
@@ -159,8 +159,8 @@ fn a_write_that_was_given_up_may_still_arrive() {
         ..settings()
     });
     let outcomes = write_until(&peers, &stand_in.endpoint, &pages, soon);
-    let late = Err(code::DEADLINE);
-    assert_eq!(outcomes, [(late, true), (late, false)]);
+    let lost = Err(code::UNREACHABLE);
+    assert_eq!(outcomes, [(lost, true), (lost, false)]);
 }
 
 #[test]
@@ -206,10 +206,33 @@ fn a_handshake_that_does_not_come_is_given_up() {
     let peers = impatient();
     let (outcomes, _) = read_until(&peers, &endpoint, &[0], 9, later());
     assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
-    // Where the deadline is nearer than the patience, the deadline ends it.
-    let soon = Instant::now() + SHORT;
-    let (outcomes, _) = read_until(&super::peers(), &endpoint, &[0], 9, soon);
+    // Where the deadline is nearer than the patience, the deadline ends it. The owner is lost all the same, unless there was
+    // so little time that nobody can tell.
+    let peers = super::peers();
+    for (time, outcome) in [(10, code::DEADLINE), (2000, code::UNREACHABLE)] {
+        let soon = Instant::now() + Duration::from_millis(time);
+        let (outcomes, _) = read_until(&peers, &endpoint, &[0], 9, soon);
+        assert_eq!(outcomes, [Err(outcome)]);
+        let is_left_alone = peers.inner.known.find(&endpoint, Instant::now()).is_err();
+        assert_eq!(is_left_alone, outcome == code::UNREACHABLE);
+    }
+}
+
+#[test]
+fn an_owner_that_sends_until_the_deadline_does_not_hang() {
+    let stand_in = StandIn::new(|mut stream, shared, _| {
+        stand_in::request(&mut stream, shared).unwrap();
+        stream.write_all(&Status::Fine.encode()).unwrap();
+        while stream.write_all(&[5]).is_ok() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    let peers = peers();
+    let soon = Instant::now() + Duration::from_secs(2);
+    let (outcomes, _) = read_until(&peers, &stand_in.endpoint, &[0], 60_000, soon);
     assert_eq!(outcomes, [Err(code::DEADLINE)]);
+    let found = peers.inner.known.find(&stand_in.endpoint, Instant::now());
+    assert!(matches!(found, Ok(Some(_))));
 }
 
 #[test]

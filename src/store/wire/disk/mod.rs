@@ -37,7 +37,7 @@ const LANES: usize = 3;
 const MOST_LANES: usize = 96;
 /// A connection that was not used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
-/// An owner that did not answer is left alone for so long.
+/// An owner that did not answer is left alone for so long, and for longer if it goes on like that.
 const COOLDOWN: Duration = Duration::from_secs(2);
 
 /// The owners of disks that this process reads, and connections to them. Threads: any number at once; each call uses
@@ -68,7 +68,7 @@ impl Disks {
     /// Meets nobody yet.
     pub fn new() -> Self {
         Self {
-            known: Known::new(IDLE, 2 * LANES),
+            known: Known::new(IDLE, 2 * LANES, COOLDOWN),
         }
     }
 
@@ -171,7 +171,7 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
                 known.learn(endpoint, &addresses, later);
                 // A names' server that is silent shall not cost every part its time.
                 if addresses.is_empty() && later.saturating_duration_since(now) >= COOLDOWN / 2 {
-                    known.shun(endpoint, later + COOLDOWN, later);
+                    known.shun(endpoint, later);
                 }
                 addresses
             }
@@ -221,9 +221,8 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
     }
 
     fn shun(&self, owner: usize) {
-        let now = Instant::now();
         let endpoint = self.found.owners.name(owner);
-        self.disks.known.shun(endpoint, now + COOLDOWN, now);
+        self.disks.known.shun(endpoint, Instant::now());
     }
 
     /// Ends a call whose time is over. An owner that hangs is to blame for its pages then, not the pool.

@@ -57,7 +57,8 @@ pub struct Settings {
     pub connections: usize,
     /// An owner that neither sends nor takes a byte for so long is given up.
     pub silence: Duration,
-    /// An owner that was given up is left alone for so long: its jobs fail at once, and batches do not wait for it.
+    /// An owner that was given up is left alone for so long: its jobs fail at once, and batches do not wait for it. If it
+    /// goes on hanging, for twice as long each time, up to half a minute.
     pub cooldown: Duration,
     /// A connection that was not used for so long is closed.
     pub idle: Duration,
@@ -94,7 +95,6 @@ struct Inner {
     directory: Directory,
     connections: usize,
     silence: Duration,
-    cooldown: Duration,
     own: Option<Arc<Segment>>,
 }
 
@@ -103,11 +103,10 @@ impl Peers {
     pub fn new(settings: Settings) -> Self {
         Self {
             inner: Inner {
-                known: Known::new(settings.idle, 2 * settings.connections),
+                known: Known::new(settings.idle, 2 * settings.connections, settings.cooldown),
                 directory: settings.directory,
                 connections: settings.connections,
                 silence: settings.silence,
-                cooldown: settings.cooldown,
                 own: settings.own,
             },
         }

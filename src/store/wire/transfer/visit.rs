@@ -163,7 +163,7 @@ impl<'j, J: Job> Visit<'j, J> {
         // of the pool.
         let stands_still = silent_for >= self.hangs_after;
         if stands_still {
-            inner.known.shun(&self.endpoint, now + inner.cooldown, now);
+            inner.known.shun(&self.endpoint, now);
         }
         self.fail(if is_late && !stands_still {
             code::DEADLINE
@@ -182,7 +182,7 @@ impl<'j, J: Job> Visit<'j, J> {
                 // A names' server that is silent shall not cost every batch its time either.
                 let now = Instant::now();
                 if now.saturating_duration_since(began) >= self.hangs_after {
-                    inner.known.shun(&self.endpoint, now + inner.cooldown, now);
+                    inner.known.shun(&self.endpoint, now);
                 }
                 self.fail(code);
             }

@@ -199,6 +199,39 @@ fn an_owner_that_stands_still_is_given_up_and_left_alone() {
     }
 }
 
+/// Saying where it is does not end that: so does an owner whose data port hangs, and a metadata server in its place.
+#[test]
+fn an_owner_that_goes_on_hanging_is_left_alone_for_longer() {
+    const LONG: Duration = Duration::from_millis(8);
+    let gate = Arc::new(Mutex::new(true));
+    let hangs = Arc::clone(&gate);
+    let stand_in = StandIn::new(move |stream, shared, _| {
+        if *hangs.lock().unwrap() {
+            std::thread::sleep(PATIENCE);
+        }
+        let _ = stand_in::serve(stream, shared);
+    });
+    let peers = Peers::new(Settings {
+        silence: SHORT,
+        cooldown: Duration::from_millis(1),
+        ..settings()
+    });
+    let pause = || peers.inner.known.pause(&stand_in.endpoint);
+    let end = Instant::now() + PATIENCE / 4;
+    while pause() < Some(LONG) {
+        assert!(Instant::now() < end, "{:?}", pause());
+        let outcomes = read(&peers, &stand_in, &[0], 9).0;
+        assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
+    }
+    assert!(stand_in.handshakes() >= 4);
+    *gate.lock().unwrap() = false;
+    // Until it is asked again, and served.
+    while read(&peers, &stand_in, &[0], 9).0 != [Ok(())] {
+        assert!(Instant::now() < end);
+    }
+    assert_eq!(pause(), None);
+}
+
 #[test]
 fn a_handshake_that_does_not_come_is_given_up() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -18,12 +18,13 @@ use std::time::Duration;
 
 use calls::{exist, get, numbered, put, remove};
 use kvbridge::config::Config;
+use kvbridge::device::memory::Source;
 use kvbridge::error::Kind;
 use kvbridge::lane::Mode;
 use kvbridge::store::guarded::{Guarded, Settings};
 use kvbridge::store::wire::{Connection, PATIENCE};
 use kvbridge::store::{
-    GetOutcome, Health, Presence, PutOutcome, RemoveOutcome, Store, conformance,
+    GetOutcome, Health, Pieces, Presence, PutOptions, PutOutcome, RemoveOutcome, Store, conformance,
 };
 use kvbridge::sync::SystemClock;
 use real_pool::{Member, NOTHING_LENT, master, wire_config};
@@ -213,4 +214,50 @@ fn no_tenants() {
         error.message().contains("--enable_multi_tenants"),
         "{error}"
     );
+}
+
+#[test]
+fn a_pin_that_the_master_does_not_take_is_refused() {
+    // The one that it takes for those who name none must be no longer.
+    let options = ["default_kv_soft_pin_ttl=1s", "max_kv_soft_pin_ttl=5s"];
+    let options = options.map(|it| ["--set", it]).concat();
+    let options = [&["--segment", "64"], &options[..]].concat();
+    with_pool_of(&options, "pins_of_five_seconds");
+    // Also while nobody lends memory.
+    with_pool("0", "pins_of_a_day");
+}
+
+/// Opens stores with a pin of `most` milliseconds, which is taken, and with one more, which is not.
+fn check_pins(most: u64) -> Arc<Connection> {
+    let pinned = |ms: u64| {
+        let more = format!(r#""soft_pin_ttl_ms": {ms}, {NOTHING_LENT}"#);
+        Connection::open(&config_for(&master(), &more), PATIENCE)
+    };
+    let error = pinned(most + 1).unwrap_err();
+    assert_eq!(error.kind(), Kind::PoolRefused);
+    let text = format!("soft_pin_ttl_ms = {}, ", most + 1);
+    assert!(error.message().contains(&text), "{error}");
+    assert!(error.message().contains("(-600)"), "{error}");
+    pinned(most).unwrap()
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn pins_of_five_seconds() {
+    let store = check_pins(5000).handle().unwrap();
+    let options = PutOptions {
+        soft_pin_ttl: Some(Duration::from_secs(5)),
+        ..PutOptions::default()
+    };
+    let mut out = Vec::new();
+    let mut sources = [Source::from(&[5; 4096][..])];
+    let pieces = Pieces::one_each(&mut sources);
+    store.put(&numbered("page", 1), pieces, &options, &mut out);
+    assert_eq!(out, [PutOutcome::Stored]);
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn pins_of_a_day() {
+    check_pins(24 * 60 * 60 * 1000);
 }

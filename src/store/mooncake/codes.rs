@@ -26,7 +26,7 @@ enum Meaning {
 fn meaning(code: i32) -> Meaning {
     match code {
         -200 | -1700 => Meaning::NoRoom,
-        -600 => Meaning::Invalid,
+        NOT_ALLOWED => Meaning::Invalid,
         -703 => Meaning::NotReady,
         -704 => Meaning::NotFound,
         -705 => Meaning::Exists,
@@ -39,6 +39,9 @@ fn meaning(code: i32) -> Meaning {
 
 /// A peer did not take or give the bytes.
 const TRANSFER_FAILED: i32 = -800;
+
+/// An argument or an option that the master does not take, for example a pin that is longer than its maximum.
+pub(in crate::store) const NOT_ALLOWED: i32 = -600;
 
 /// What the master of a pool that keeps tenants apart says to a tenant that it does not know.
 pub(in crate::store) const UNKNOWN_TENANT: i32 = -1701;

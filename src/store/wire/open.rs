@@ -13,8 +13,8 @@ use super::disk::Disks;
 use super::family::Family;
 use super::handle::Handle;
 use super::master::Master;
-use super::messages::ReplicateConfig;
-use super::pack::{Text, Uuid};
+use super::messages::{PIN, Replica, ReplicateConfig};
+use super::pack::{Answer, Text, Uuid};
 use super::rpc::Failure;
 use super::segment::{self, Segment};
 use super::transfer::{Directory, Peers, Settings, announce, http};
@@ -68,7 +68,7 @@ impl Connection {
     ///
     /// Blocks: for `patience` for each of the names' server, the master, the address of our own, the metadata server, and
     /// the master again for what is lent.
-    /// Errors: `PoolRefused`, something of the configuration, the master's version or this machine does not go
+    /// Errors: `PoolRefused`, something of the configuration, the master or this machine does not go
     /// together; `PoolFailed`, the master cannot be reached or does not answer; `NoThread`, `NoMemory`.
     pub fn open(config: &Config, patience: Duration) -> Result<Arc<Self>> {
         let Some(address) = config.master_server_address() else {
@@ -98,6 +98,9 @@ impl Connection {
                 PoolRefused,
                 "tenant_id is not set, but the master at \"{address}\" keeps tenants apart, and takes no page without one"
             );
+        }
+        if let Some(ttl_ms) = config.soft_pin_ttl_ms() {
+            check_pin(address, &master, ttl_ms, deadline)?;
         }
         let segment = serve(config, &directory, patience)?;
         let lent = match &segment {
@@ -222,26 +225,56 @@ fn check_tenants(
     Ok(())
 }
 
-/// Whether the master refuses its tenant: begins to put one byte, and takes that back.
+/// Refuses a pin that is longer than the master allows: it would refuse every page.
+fn check_pin(address: &str, master: &Master, ttl_ms: u64, deadline: Instant) -> Result<()> {
+    let config = ReplicateConfig {
+        replicas: 1,
+        soft_pin_action: PIN,
+        soft_pin_ttl_ms: Some(ttl_ms),
+        ..ReplicateConfig::default()
+    };
+    let number = refused(master, &config, deadline).map_err(|it| refusal(address, &it))?;
+    // Anything else, as that there is no room now, says nothing of the pin.
+    if number == Some(codes::NOT_ALLOWED) {
+        bail!(
+            PoolRefused,
+            "soft_pin_ttl_ms = {ttl_ms}, but the master at \"{address}\" refuses pages with such a pin ({}): it takes at most 24 h (86400000), unless it was started with another --max_kv_soft_pin_ttl",
+            codes::NOT_ALLOWED
+        );
+    }
+    Ok(())
+}
+
+/// Whether the master refuses its tenant.
 fn is_unknown(master: &Master, deadline: Instant) -> std::result::Result<bool, Failure> {
-    let key = format!("kvbridge-probe-{:016x}", random().0);
-    let keys = [Text(key.as_bytes())];
     let config = ReplicateConfig {
         replicas: 1,
         ..ReplicateConfig::default()
     };
-    let (mut is_unknown, mut is_started) = (false, false);
-    master.put_start(&keys, &[1], &config, deadline, |_, answer| match answer {
+    Ok(refused(master, &config, deadline)? == Some(codes::UNKNOWN_TENANT))
+}
+
+/// With what number the master refuses to take a page like that, if it does: begins to put one byte, and takes that back.
+fn refused(
+    master: &Master,
+    config: &ReplicateConfig<'_>,
+    deadline: Instant,
+) -> std::result::Result<Option<i32>, Failure> {
+    let key = format!("kvbridge-probe-{:016x}", random().0);
+    let keys = [Text(key.as_bytes())];
+    let (mut number, mut is_started) = (None, false);
+    let hear = |_, answer: Answer<Vec<Replica<'_>>>| match answer {
         Ok(_) => is_started = true,
-        Err(number) => is_unknown = number == codes::UNKNOWN_TENANT,
-    })?;
+        Err(it) => number = Some(it),
+    };
+    master.put_start(&keys, &[1], config, deadline, hear)?;
     if is_started {
         let revoked = master.put_revoke(&keys, deadline);
         if let Some(failure) = revoked.failure() {
             tracing::debug!("a probe is not taken back: {failure}");
         }
     }
-    Ok(is_unknown)
+    Ok(number)
 }
 
 /// Serves memory, which is not in the pool yet; nothing if the configuration lends none.

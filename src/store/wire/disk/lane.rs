@@ -14,7 +14,7 @@ use crate::store::wire::family::Family;
 use crate::store::wire::messages::{Stage, Staged, Unstage};
 use crate::store::wire::pack::{Answer, Request, Text, unpack};
 use crate::store::wire::rpc::{Connection, Failure, Open, Requests};
-use crate::store::wire::transfer::{Dial, Peers};
+use crate::store::wire::transfer::{Dial, Peers, hangs_after};
 
 /// Most bytes of an endpoint that an owner names.
 const MOST_ENDPOINT: usize = 1024;
@@ -126,12 +126,23 @@ impl<'p, 'm> Lane<'p, 'm> {
 
     /// When the owner has been waited for long enough.
     pub fn patience_ends(&self) -> Instant {
-        self.since
-            + match self.state {
-                State::Dialing(_) => CONNECTING,
-                State::GivingBack(..) => GIVING_BACK,
-                _ => READING,
-            }
+        self.since + self.patience()
+    }
+
+    fn patience(&self) -> Duration {
+        match self.state {
+            State::Dialing(_) => CONNECTING,
+            State::GivingBack(..) => GIVING_BACK,
+            _ => READING,
+        }
+    }
+
+    /// Whether the owner that is waited for has been silent for so long, when the `time` of the call is over at `deadline`,
+    /// that it does not only lack time.
+    pub fn hangs(&self, time: Duration, deadline: Instant) -> bool {
+        let silent_for = deadline.saturating_duration_since(self.since);
+        matches!(self.state, State::Dialing(_) | State::Asking(..))
+            && silent_for >= hangs_after(self.patience(), time)
     }
 
     /// Whether only the owner's memory is still to be given back.

@@ -10,6 +10,7 @@
 mod lane;
 mod plan;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ const LANES: usize = 3;
 const MOST_LANES: usize = 96;
 /// A connection that was not used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
-/// An owner that did not answer is left alone for so long.
+/// An owner that did not answer is left alone for so long, and for longer if it goes on like that.
 const COOLDOWN: Duration = Duration::from_secs(2);
 
 /// The owners of disks that this process reads, and connections to them. Threads: any number at once; each call uses
@@ -67,7 +68,7 @@ impl Disks {
     /// Meets nobody yet.
     pub fn new() -> Self {
         Self {
-            known: Known::new(IDLE, 2 * LANES),
+            known: Known::new(IDLE, 2 * LANES, COOLDOWN),
         }
     }
 
@@ -114,9 +115,10 @@ impl Disks {
 
 impl<'p, 'm> Call<'_, 'p, 'm> {
     fn serve(&mut self) {
+        let began = Instant::now();
         loop {
             if Instant::now() >= self.terms.deadline {
-                return self.end(code::DEADLINE);
+                return self.end_late(began);
             }
             self.fill();
             self.read_staged();
@@ -127,13 +129,13 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
                 continue;
             }
             let Some(ready) = self.wait() else {
-                return self.end(code::NO_MEMORY);
+                return self.end(|_| code::NO_MEMORY);
             };
-            let now = Instant::now();
+            let (before, ready) = ready;
             for (lane, ready) in std::mem::take(&mut self.lanes).into_iter().zip(ready) {
                 match ready {
                     true => self.step(lane),
-                    false if now >= lane.patience_ends() => self.late(lane, now),
+                    false if before >= lane.patience_ends() => self.late(lane),
                     false => self.lanes.push(lane),
                 }
             }
@@ -169,7 +171,7 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
                 known.learn(endpoint, &addresses, later);
                 // A names' server that is silent shall not cost every part its time.
                 if addresses.is_empty() && later.saturating_duration_since(now) >= COOLDOWN / 2 {
-                    known.shun(endpoint, later + COOLDOWN, later);
+                    known.shun(endpoint, later);
                 }
                 addresses
             }
@@ -209,14 +211,38 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
     }
 
     /// Leaves an owner alone that is silent.
-    fn late(&mut self, lane: Lane<'p, 'm>, now: Instant) {
+    fn late(&mut self, lane: Lane<'p, 'm>) {
         if lane.is_read() {
             return;
         }
-        let endpoint = self.found.owners.name(lane.owner);
-        self.disks.known.shun(endpoint, now + COOLDOWN, now);
+        self.shun(lane.owner);
         self.plan.again(lane.owner, lane.part);
         self.give_up(lane.owner, code::UNREACHABLE);
+    }
+
+    fn shun(&self, owner: usize) {
+        let endpoint = self.found.owners.name(owner);
+        self.disks.known.shun(endpoint, Instant::now());
+    }
+
+    /// Ends a call whose time is over. An owner that hangs is to blame for its pages then, not the pool.
+    fn end_late(&mut self, began: Instant) {
+        let deadline = self.terms.deadline;
+        let time = deadline.saturating_duration_since(began);
+        // Who has answered by now is not silent, also if this process was stopped for long.
+        let Some((_, ready)) = self.wait() else {
+            return self.end(|_| code::NO_MEMORY);
+        };
+        let lanes = self.lanes.iter().zip(ready);
+        let hung = lanes.filter(|(lane, ready)| !ready && lane.hangs(time, deadline));
+        let hung: BTreeSet<usize> = hung.map(|(lane, _)| lane.owner).collect();
+        for &owner in &hung {
+            self.shun(owner);
+        }
+        self.end(|owner| match hung.contains(&owner) {
+            true => code::UNREACHABLE,
+            false => code::DEADLINE,
+        });
     }
 
     fn failed(&mut self, owner: usize, failure: &Failure) {
@@ -321,12 +347,11 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
         waiting.any(|it| Some(it) != owner)
     }
 
-    /// Which lanes have something to do, once one of them has or one's patience ends.
-    fn wait(&self) -> Option<Vec<bool>> {
-        let now = Instant::now();
+    /// Which lanes have something to do, once one of them has or one's patience ends. The others were silent until the time
+    /// that comes with it.
+    fn wait(&self) -> Option<(Instant, Vec<bool>)> {
         let ends = self.lanes.iter().map(Lane::patience_ends);
         let wake = ends.fold(self.terms.deadline, Instant::min);
-        let wait = Timespec::try_from(wake.saturating_duration_since(now)).ok();
         let mut polled = Vec::with_capacity(self.lanes.len());
         let mut of = Vec::with_capacity(self.lanes.len());
         for lane in &self.lanes {
@@ -334,23 +359,30 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
             of.push(wants.is_some());
             polled.extend(wants.map(|(socket, wants)| PollFd::from_borrowed_fd(socket, wants)));
         }
-        match poll(&mut polled, wait.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return None,
-        }
+        let before = loop {
+            let before = Instant::now();
+            let wait = Timespec::try_from(wake.saturating_duration_since(before)).ok();
+            match poll(&mut polled, wait.as_ref()) {
+                Ok(_) => break before,
+                // It has not looked.
+                Err(Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        };
         let mut ready = polled.iter().map(|it| !it.revents().is_empty());
         let has_event = |is_polled| is_polled && ready.next().unwrap_or(false);
-        Some(of.into_iter().map(has_event).collect())
+        Some((before, of.into_iter().map(has_event).collect()))
     }
 
-    /// Ends all that is still going on: connections with an answer outstanding are closed.
-    fn end(&mut self, code: i32) {
-        let outcome = GetOutcome::Failed(code);
+    /// Ends all that is still going on, with a code by owner: connections with an answer outstanding are closed.
+    fn end(&mut self, code: impl Fn(usize) -> i32) {
+        let outcome = |owner| GetOutcome::Failed(code(owner));
         let staged = std::mem::take(&mut self.staged);
         let lanes = std::mem::take(&mut self.lanes).into_iter();
-        let pages = lanes.chain(staged.into_iter().map(|it| it.0));
-        for page in pages.flat_map(|lane| lane.part) {
-            self.plan.lost(&page, outcome);
+        for lane in lanes.chain(staged.into_iter().map(|it| it.0)) {
+            for page in &lane.part {
+                self.plan.lost(page, outcome(lane.owner));
+            }
         }
         self.plan.end(outcome);
     }

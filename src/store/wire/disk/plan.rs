@@ -196,11 +196,11 @@ impl<'p, 'm> Plan<'p, 'm> {
         self.ended.push((page.place, outcome));
     }
 
-    /// The same for all that wait.
-    pub fn end(&mut self, outcome: GetOutcome) {
-        for queue in std::mem::take(&mut self.queues) {
+    /// The same for all that wait; the outcome depends on the owner that they wait for.
+    pub fn end(&mut self, outcome: impl Fn(usize) -> GetOutcome) {
+        for (owner, queue) in std::mem::take(&mut self.queues).into_iter().enumerate() {
             for page in queue.parts.into_iter().flatten().chain(queue.pages) {
-                self.lost(&page, outcome);
+                self.lost(&page, outcome(owner));
             }
         }
     }

@@ -308,17 +308,38 @@ fn an_owner_that_is_silent_costs_its_pages_and_nothing_lands_later() {
     let owner = rig.owner();
     let good = owner.start();
     let silent = StandIn::new(|mut line, _| line.wait_for_end());
-    let (good, silent) = (good.address.to_string(), silent.address.to_string());
-    let soon_over = Instant::now() + Duration::from_millis(300);
-    let (out, landing) = rig.read(&[&silent], PAGE, soon_over);
-    assert_eq!(out, [GetOutcome::Failed(code::DEADLINE); PAGES]);
-    assert!(landing.iter().all(|&byte| byte == 0xee));
+    let (good, endpoint) = (good.address.to_string(), silent.address.to_string());
     // Its patience ends before the call does, and another is asked.
-    rig.read_well(&[&silent, &good]);
+    rig.read_well(&[&endpoint, &good]);
     // For a moment it is not even asked.
-    rig.read_well(&[&silent, &good]);
+    let before = silent.connections();
+    rig.read_well(&[&endpoint, &good]);
+    assert_eq!(silent.connections(), before);
     let (out, _) = rig.read(&[&good], PAGE, Instant::now());
     assert_eq!(out, [GetOutcome::Failed(code::DEADLINE); PAGES]);
+}
+
+/// Where the call ends before the owner's time does, the owner is lost all the same: a deadline that is missed would count as
+/// an outage of the pool.
+#[test]
+fn an_owner_that_is_silent_until_the_deadline_is_lost() {
+    let rig = Rig::new();
+    let good = rig.owner().start();
+    let silent = StandIn::new(|mut line, _| line.wait_for_end());
+    let (good, endpoint) = (good.address.to_string(), silent.address.to_string());
+    // Nobody can tell in so little time.
+    let too_soon = Instant::now() + Duration::from_millis(10);
+    let (out, _) = rig.read(&[&endpoint], PAGE, too_soon);
+    assert_eq!(out, [GetOutcome::Failed(code::DEADLINE); PAGES]);
+    let soon_over = Instant::now() + Duration::from_secs(2);
+    let (out, landing) = rig.read(&[&endpoint, &good], PAGE, soon_over);
+    assert_eq!(out, [GetOutcome::Failed(code::LENDER_LOST); PAGES]);
+    assert!(landing.iter().all(|&byte| byte == 0xee));
+    // For a moment it is not even asked.
+    let before = silent.connections();
+    assert!(before > 0);
+    rig.read_well(&[&endpoint, &good]);
+    assert_eq!(silent.connections(), before);
 }
 
 /// The time counts from before the request: this owner takes longer than it gives.

@@ -5,6 +5,7 @@ mod calls;
 mod client;
 mod disk;
 mod hostile;
+mod open;
 mod seam;
 mod stand_in;
 

@@ -13,6 +13,17 @@ const MOST_OWNERS: usize = 1024;
 /// Most idle connections to all owners together: handles are the process's, and it needs them for other things.
 const MOST_IDLE: usize = 256;
 
+/// An owner that goes on hanging is left alone for no longer than this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// In less time than this nobody tells an owner that hangs from one that is far away or has much to do.
+const LEAST_SILENCE: Duration = Duration::from_millis(50);
+
+/// How long an owner that is waited for must have been silent to count as one that hangs, when the time for a batch is over:
+/// half of the `patience` that it has otherwise, or of all that `time`, if that is less.
+pub(in crate::store::wire) fn hangs_after(patience: Duration, time: Duration) -> Duration {
+    (patience / 2).min((time / 2).max(LEAST_SILENCE))
+}
+
 /// A connection that is kept.
 pub(in crate::store::wire) trait Quiet {
     /// Whether it stands and nothing has arrived on it.
@@ -33,6 +44,7 @@ pub(in crate::store::wire) struct Known<O, C> {
     swept: Mutex<Instant>,
     idle_time: Duration,
     idle_most: usize,
+    first_pause: Duration,
 }
 
 #[derive(Debug)]
@@ -40,6 +52,8 @@ struct Entry<O, C> {
     owner: Option<Arc<O>>,
     idle: Vec<Idle<C>>,
     shunned_until: Option<Instant>,
+    /// For how long it was shunned last, if it has served nothing since.
+    pause: Option<Duration>,
     used: Instant,
 }
 
@@ -50,13 +64,15 @@ struct Idle<C> {
 }
 
 impl<O, C: Quiet> Known<O, C> {
-    /// Nobody yet. Connections wait for `idle_time` to be used again, at most `idle_most` to one owner.
-    pub fn new(idle_time: Duration, idle_most: usize) -> Self {
+    /// Nobody yet. Connections wait for `idle_time` to be used again, at most `idle_most` to one owner. Who hangs is shunned
+    /// for `first_pause`, and twice as long each time again, but for that or half a minute at most.
+    pub fn new(idle_time: Duration, idle_most: usize, first_pause: Duration) -> Self {
         Self {
             entries: Mutex::new(HashMap::new()),
             swept: Mutex::new(Instant::now()),
             idle_time,
             idle_most,
+            first_pause,
         }
     }
 
@@ -96,12 +112,19 @@ impl<O, C: Quiet> Known<O, C> {
         }
     }
 
-    /// Leaves an owner alone until then.
-    pub fn shun(&self, endpoint: &str, until: Instant, now: Instant) {
+    /// Leaves an owner alone that hangs, for longer each time until it serves something.
+    pub fn shun(&self, endpoint: &str, now: Instant) {
+        let first = self.first_pause;
         self.change(endpoint, now, |entry| {
             entry.owner = None;
             entry.idle.clear();
-            entry.shunned_until = Some(until);
+            // Others that waited for it at the same time say nothing new.
+            if entry.shunned_until.is_none_or(|until| now >= until) {
+                let next = entry.pause.map_or(first, |last| last.saturating_mul(2));
+                let pause = next.min(LONGEST_PAUSE.max(first));
+                entry.pause = Some(pause);
+                entry.shunned_until = Some(now + pause);
+            }
         });
     }
 
@@ -125,7 +148,7 @@ impl<O, C: Quiet> Known<O, C> {
         None
     }
 
-    /// Keeps a connection for the next batch.
+    /// Keeps a connection for the next batch. The owner has served over it.
     pub fn give(&self, endpoint: &str, owner: &Arc<O>, connection: C, now: Instant) {
         let mut entries = self.entries.lock();
         let idle: usize = entries.values().map(|entry| entry.idle.len()).sum();
@@ -136,6 +159,9 @@ impl<O, C: Quiet> Known<O, C> {
             .owner
             .as_ref()
             .is_some_and(|it| Arc::ptr_eq(it, owner));
+        if is_same {
+            entry.pause = None;
+        }
         if is_same && entry.idle.len() < self.idle_most && idle < MOST_IDLE {
             entry.idle.push(Idle {
                 connection,
@@ -167,6 +193,12 @@ impl<O, C: Quiet> Known<O, C> {
         self.sweep(now);
     }
 
+    /// For how long an owner was shunned last, if it has served nothing since.
+    #[cfg(test)]
+    pub fn pause(&self, endpoint: &str) -> Option<Duration> {
+        self.entries.lock().get(endpoint)?.pause
+    }
+
     /// Closes all connections and forgets everybody.
     pub fn clear(&self) {
         self.entries.lock().clear();
@@ -184,6 +216,7 @@ impl<O, C: Quiet> Known<O, C> {
             owner: None,
             idle: Vec::new(),
             shunned_until: None,
+            pause: None,
             used: now,
         });
         entry.used = now;
@@ -212,9 +245,13 @@ mod tests {
         })
     }
 
+    fn known() -> Known {
+        Known::new(Duration::from_secs(1), 1, Duration::from_secs(2))
+    }
+
     #[test]
     fn the_owner_that_was_not_needed_for_the_longest_time_is_forgotten() {
-        let known = Known::new(Duration::from_secs(1), 1);
+        let known = known();
         let start = Instant::now();
         let at = |step: usize| start + Duration::from_millis(step as u64);
         let name = |number: usize| format!("owner-{number}");
@@ -230,7 +267,7 @@ mod tests {
 
     #[test]
     fn what_was_learnt_since_is_not_forgotten() {
-        let known = Known::new(Duration::from_secs(1), 1);
+        let known = known();
         let (old, new, now) = (owner(), owner(), Instant::now());
         known.learn("a", &old, now);
         known.learn("a", &new, now);
@@ -242,12 +279,38 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_shunned_until_then() {
-        let known = Known::new(Duration::from_secs(1), 1);
+    fn an_owner_that_goes_on_hanging_is_shunned_for_longer_each_time() {
+        let known = known();
+        let mut now = Instant::now();
+        // Shuns it; the seconds until it is asked again.
+        let mut shun = || {
+            known.shun("a", now);
+            let before = now;
+            while known.find("a", now).is_err() {
+                // As batches that began to wait for it before.
+                known.shun("a", now);
+                now += Duration::from_secs(1);
+            }
+            (now - before).as_secs()
+        };
+        let pauses: Vec<u64> = (0..7).map(|_| shun()).collect();
+        assert_eq!(pauses, [2, 4, 8, 16, 30, 30, 30]);
+        // It says where it is, and hangs again.
+        let found = owner();
+        known.learn("a", &found, Instant::now());
+        assert_eq!(shun(), 30);
+        assert!(known.find("b", Instant::now()).is_ok());
+    }
+
+    /// Tests wait longer than anybody else.
+    #[test]
+    fn a_long_pause_stays_as_it_is() {
+        let known = Known::new(Duration::from_secs(1), 1, Duration::from_secs(100));
         let now = Instant::now();
-        let until = now + Duration::from_secs(1);
-        known.shun("a", until, now);
-        assert!(known.find("a", now).is_err());
-        assert!(matches!(known.find("a", until), Ok(None)));
+        known.shun("a", now);
+        assert!(known.find("a", now + Duration::from_secs(99)).is_err());
+        let then = now + Duration::from_secs(100);
+        known.shun("a", then);
+        assert!(known.find("a", then + Duration::from_secs(100)).is_ok());
     }
 }

@@ -33,7 +33,7 @@ use visit::Visit;
 pub(super) use dial::{Dial, resolve};
 pub(super) use job::Job;
 pub use job::{ReadJob, WriteJob};
-pub(super) use known::{Known, Quiet};
+pub(super) use known::{Known, Quiet, hangs_after};
 
 /// Owners that one batch meets at once. Others come when these are done: handles are the process's, and a master may
 /// name any number.
@@ -57,7 +57,8 @@ pub struct Settings {
     pub connections: usize,
     /// An owner that neither sends nor takes a byte for so long is given up.
     pub silence: Duration,
-    /// An owner that was given up is left alone for so long: its jobs fail at once, and batches do not wait for it.
+    /// An owner that was given up is left alone for so long: its jobs fail at once, and batches do not wait for it. If it
+    /// goes on hanging, for twice as long each time, up to half a minute.
     pub cooldown: Duration,
     /// A connection that was not used for so long is closed.
     pub idle: Duration,
@@ -94,7 +95,6 @@ struct Inner {
     directory: Directory,
     connections: usize,
     silence: Duration,
-    cooldown: Duration,
     own: Option<Arc<Segment>>,
 }
 
@@ -103,11 +103,10 @@ impl Peers {
     pub fn new(settings: Settings) -> Self {
         Self {
             inner: Inner {
-                known: Known::new(settings.idle, 2 * settings.connections),
+                known: Known::new(settings.idle, 2 * settings.connections, settings.cooldown),
                 directory: settings.directory,
                 connections: settings.connections,
                 silence: settings.silence,
-                cooldown: settings.cooldown,
                 own: settings.own,
             },
         }
@@ -175,7 +174,7 @@ impl Peers {
                 };
                 job.settle(outcome);
             }
-            while self.serve_once(&mut visits, deadline) {}
+            while self.serve_once(&mut visits, deadline, &Instant::now) {}
             if parts.peek().is_none() {
                 return;
             }
@@ -199,12 +198,19 @@ impl Peers {
         own.is_some_and(|segment| segment.endpoint() == endpoint)
     }
 
-    /// Waits for sockets and serves those that are ready; false when there is nothing to wait for.
-    fn serve_once<J: Job>(&self, visits: &mut [Visit<'_, J>], deadline: Instant) -> bool {
-        let now = Instant::now();
+    /// Waits for sockets and serves those that are ready; false when there is nothing to wait for. `clock`: what time it
+    /// is, which a test may say.
+    fn serve_once<J: Job>(
+        &self,
+        visits: &mut [Visit<'_, J>],
+        deadline: Instant,
+        clock: &dyn Fn() -> Instant,
+    ) -> bool {
+        // Who is not ready below has been silent until here. This process may have been stopped for long: what came meanwhile
+        // is looked at before anybody is called silent.
+        let before = clock();
         let mut wake = deadline;
-        for visit in visits.iter_mut() {
-            visit.check_time(&self.inner, now);
+        for visit in visits.iter() {
             wake = visit
                 .patience_ends(&self.inner)
                 .map_or(wake, |it| it.min(wake));
@@ -220,31 +226,35 @@ impl Peers {
             .iter()
             .map(|(socket, wants)| PollFd::from_borrowed_fd(*socket, *wants))
             .collect();
-        let wait = Timespec::try_from(wake.saturating_duration_since(now)).ok();
-        let is_able = match rustix::event::poll(&mut polled, wait.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => true,
-            Err(_) => false,
-        };
+        let wait = Timespec::try_from(wake.saturating_duration_since(before)).ok();
+        let result = rustix::event::poll(&mut polled, wait.as_ref());
         let ready: Vec<bool> = polled.iter().map(|it| !it.revents().is_empty()).collect();
-        if !is_able {
-            for visit in visits {
-                visit.fail(code::NO_MEMORY);
+        match result {
+            Ok(_) => {}
+            // It has not looked.
+            Err(Errno::INTR) => return true,
+            Err(_) => {
+                for visit in visits {
+                    visit.fail(code::NO_MEMORY);
+                }
+                return false;
             }
-            return false;
         }
         let mut ready = ready.into_iter();
-        let now = Instant::now();
-        if now >= deadline {
-            // Also a process that was stopped in between sends nothing any more: its memory may be another object's.
-            for visit in visits {
-                visit.check_time(&self.inner, now);
-            }
-            return false;
-        }
         for visit in visits {
-            visit.step(&self.inner, &mut ready, now);
+            let now = clock();
+            if before >= deadline {
+                visit.end(&self.inner, &mut ready, before);
+            } else if now >= deadline {
+                // Also a process that was stopped in between sends nothing any more: its memory may be another object's.
+                // What is ready by now is looked at once more.
+                return true;
+            } else {
+                visit.step(&self.inner, &mut ready, now, clock);
+                visit.check_time(&self.inner, before);
+            }
         }
-        true
+        before < deadline
     }
 }
 

@@ -1,7 +1,7 @@
 //! The part of a batch that goes to one owner: finding it, connections to it, and trying again.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
@@ -11,6 +11,7 @@ use super::cut::Waiting;
 use super::dial::Dial;
 use super::frame::Version;
 use super::job::Job;
+use super::known::hangs_after;
 use super::line::{Line, Step, Trouble};
 use crate::store::code;
 use crate::sync::Arc;
@@ -35,6 +36,8 @@ pub(super) struct Visit<'j, J> {
     rounds: u32,
     heard: Instant,
     deadline: Instant,
+    /// An owner that was silent for so long hangs, and did not only lack time.
+    hangs_after: Duration,
 }
 
 enum Stage<'j, J> {
@@ -61,6 +64,7 @@ impl<'j, J: Job> Visit<'j, J> {
             rounds: 1,
             heard: now,
             deadline,
+            hangs_after: hangs_after(inner.silence, deadline.saturating_duration_since(now)),
         };
         match known {
             Err(()) => visit.fail(code::UNREACHABLE),
@@ -75,6 +79,8 @@ impl<'j, J: Job> Visit<'j, J> {
                 }
             }
         }
+        // Before this it was asked for nothing.
+        visit.heard = Instant::now();
         visit
     }
 
@@ -88,14 +94,21 @@ impl<'j, J: Job> Visit<'j, J> {
     }
 
     /// Goes on, given what happened to the sockets that [`list`](Self::list) named, in that order.
-    pub fn step(&mut self, inner: &Inner, mut events: impl Iterator<Item = bool>, now: Instant) {
+    pub fn step(
+        &mut self,
+        inner: &Inner,
+        mut events: impl Iterator<Item = bool>,
+        now: Instant,
+        clock: &dyn Fn() -> Instant,
+    ) {
+        let mut is_heard = false;
         match &mut self.stage {
             Stage::Over => {}
             Stage::Asking(ask) => {
                 if !events.next().unwrap_or(false) {
                     return;
                 }
-                self.heard = now;
+                is_heard = true;
                 match ask.step(self.deadline.min(now + inner.silence)) {
                     Told::Waiting => {}
                     Told::End(Err(code)) => self.fail(code),
@@ -105,7 +118,7 @@ impl<'j, J: Job> Visit<'j, J> {
             Stage::Moving(lines) => {
                 for line in std::mem::take(lines) {
                     if events.next().unwrap_or(false) {
-                        self.heard = now;
+                        is_heard = true;
                         self.advance(inner, line, now);
                     } else {
                         self.keep(line);
@@ -114,6 +127,24 @@ impl<'j, J: Job> Visit<'j, J> {
                 self.next_round(inner);
             }
         }
+        if is_heard {
+            // What was sent just now is not owed for longer, however long this took.
+            self.heard = clock();
+        }
+    }
+
+    /// Ends this, since it is too late for all that is still going on, given what happened to the sockets as for
+    /// [`step`](Self::step).
+    pub fn end(&mut self, inner: &Inner, events: impl Iterator<Item = bool>, now: Instant) {
+        let sockets = match &self.stage {
+            Stage::Asking(_) => 1,
+            Stage::Moving(lines) => lines.len(),
+            Stage::Over => 0,
+        };
+        if events.take(sockets).filter(|is_ready| *is_ready).count() > 0 {
+            self.heard = now;
+        }
+        self.check_time(inner, now);
     }
 
     /// When this has to be looked at even if nothing happens.
@@ -127,15 +158,17 @@ impl<'j, J: Job> Visit<'j, J> {
     /// Ends what takes too long.
     pub fn check_time(&mut self, inner: &Inner, now: Instant) {
         let is_late = now >= self.deadline;
-        let silent_for = now.saturating_duration_since(self.heard);
+        // It was given no longer than this.
+        let silent_for = now.min(self.deadline).saturating_duration_since(self.heard);
         let is_silent = silent_for >= inner.silence;
         if matches!(self.stage, Stage::Over) || !(is_late || is_silent) {
             return;
         }
-        // Nor shall an owner that stands still cost every batch its whole time where that is shorter.
-        let stands_still = silent_for >= inner.silence / 2;
+        // Nor shall an owner that stands still cost every batch its whole time where that is shorter, or count as an outage
+        // of the pool.
+        let stands_still = silent_for >= self.hangs_after;
         if stands_still {
-            inner.known.shun(&self.endpoint, now + inner.cooldown, now);
+            inner.known.shun(&self.endpoint, now);
         }
         self.fail(if is_late && !stands_still {
             code::DEADLINE
@@ -153,8 +186,8 @@ impl<'j, J: Job> Visit<'j, J> {
             Err(code) => {
                 // A names' server that is silent shall not cost every batch its time either.
                 let now = Instant::now();
-                if now.saturating_duration_since(began) >= inner.silence / 2 {
-                    inner.known.shun(&self.endpoint, now + inner.cooldown, now);
+                if now.saturating_duration_since(began) >= self.hangs_after {
+                    inner.known.shun(&self.endpoint, now);
                 }
                 self.fail(code);
             }

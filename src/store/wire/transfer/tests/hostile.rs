@@ -330,8 +330,10 @@ fn not_all_of_many_owners_are_met_at_once() {
         .map(|(name, pieces)| ReadJob::new(name, BASE, 4, pieces))
         .collect();
     peers.read(&mut jobs, Instant::now() + Duration::from_millis(500));
-    let late = jobs.iter().all(|job| job.outcome == Err(code::DEADLINE));
-    assert!(late, "{:?}", jobs.last());
+    assert!(jobs.iter().all(|job| job.outcome.is_err()));
+    // Who was not met is not to blame.
+    let late = jobs.iter().filter(|job| job.outcome == Err(code::DEADLINE));
+    assert!(late.count() >= 200 - 128);
     let met = come.try_iter().count();
     assert!((1..=128).contains(&met), "{met}");
 }

@@ -194,7 +194,7 @@ fn a_connection_that_hangs_costs_only_its_own_pages() {
     for ((outcome, offset), page) in places {
         match outcome {
             Ok(()) => assert!(*page == held(&stand_in, offset, PAGE), "{offset}"),
-            Err(code) => assert_eq!(*code, code::DEADLINE),
+            Err(code) => assert_eq!(*code, code::UNREACHABLE),
         }
     }
 }
@@ -208,7 +208,7 @@ fn a_write_that_hangs_after_a_frame_may_still_arrive_and_those_behind_it_not() {
     });
     let soon = || Instant::now() + Duration::from_secs(3);
     let endpoint = &stand_in.endpoint;
-    let late = |may_still_arrive| (Err(code::DEADLINE), may_still_arrive);
+    let late = |may_still_arrive| (Err(code::UNREACHABLE), may_still_arrive);
     let outcomes = super::write_until(&one_connection(), endpoint, &different_pages(5), soon());
     // The window holds the next frame of the first page.
     assert_eq!(outcomes, [true, false, false, false, false].map(late));

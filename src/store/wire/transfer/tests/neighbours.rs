@@ -119,5 +119,5 @@ fn a_row_whose_write_hangs_may_still_arrive_as_a_whole() {
     });
     let soon = Instant::now() + Duration::from_secs(3);
     let outcomes = super::write_until(&peers(), &stand_in.endpoint, &row(0, 5), soon);
-    assert_eq!(outcomes, [(Err(code::DEADLINE), true); 5]);
+    assert_eq!(outcomes, [(Err(code::UNREACHABLE), true); 5]);
 }

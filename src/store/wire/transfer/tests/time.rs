@@ -1,15 +1,20 @@
 //! Owners that are slow or stand still, and what time has to do with it.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+
 use super::stand_in::{self, StandIn};
-use super::{PATIENCE, held, later, peers, read, read_until, settings, write_until};
+use super::{BASE, PATIENCE, held, later, peers, read, read_until, settings, write_until};
+use crate::device::memory::{Source, Target};
 use crate::store::code;
 use crate::store::wire::transfer::frame::{Status, Version};
-use crate::store::wire::transfer::{Peers, Settings};
+use crate::store::wire::transfer::visit::Visit;
+use crate::store::wire::transfer::{Peers, ReadJob, Settings, WriteJob};
 
 const SHORT: Duration = Duration::from_millis(60);
 
@@ -34,6 +39,85 @@ fn a_deadline_that_has_passed_sends_nothing() {
     assert_eq!(read(&peers, &stand_in, &[0], 9).0, [Ok(())]);
 }
 
+/// As a process that is stopped between being told that a socket takes bytes and sending them: by then the master may have
+/// given the range to another object.
+#[test]
+fn a_write_that_wakes_up_past_its_deadline_sends_nothing() {
+    let (closed, is_closed) = mpsc::channel();
+    let closed = Mutex::new(closed);
+    let stand_in = StandIn::new(move |stream, shared, number| {
+        let _ = stand_in::serve(stream, shared);
+        closed.lock().unwrap().send(number).unwrap();
+    });
+    // The owner is known, and each connection is a new one: it is polled before anything is sent over it.
+    let peers = Peers::new(Settings {
+        idle: Duration::ZERO,
+        ..settings()
+    });
+    let endpoint = &stand_in.endpoint;
+    let outcomes = write_until(&peers, endpoint, &[(0, vec![1; 9])], later());
+    assert_eq!(outcomes, [(Ok(()), false)]);
+    peers.sweep();
+    assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(0));
+
+    let (began, deadline) = (Instant::now(), later());
+    let pieces = [Source::from(&[2; 9][..])];
+    let mut job = WriteJob::new(endpoint, BASE, 9, &pieces);
+    let mut visits = [Visit::begin(&peers.inner, vec![&mut job], began, deadline)];
+    let times_asked = Cell::new(0);
+    let clock = || {
+        times_asked.set(times_asked.get() + 1);
+        match times_asked.get() {
+            1 => began,
+            _ => deadline,
+        }
+    };
+    while peers.serve_once(&mut visits, deadline, &clock) {}
+    assert!(times_asked.get() > 1, "it did not wait");
+    assert!(job.outcome.is_err() && !job.may_still_arrive, "{job:?}");
+    assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(1));
+    assert_eq!(stand_in.requests(), 1);
+    assert_eq!(held(&stand_in, 0, 9), [1; 9]);
+}
+
+/// A process that was stopped for long finds what has come meanwhile before it calls anybody silent.
+#[test]
+fn owners_are_not_blamed_for_the_time_that_this_process_was_stopped() {
+    // The jump in time, past the silence; and past the deadline, or not.
+    const STOPPED: Duration = Duration::from_secs(1000);
+    for (deadline, outcome) in [(2 * STOPPED, Ok(())), (STOPPED, Err(code::DEADLINE))] {
+        let good = StandIn::honest(Version::Two);
+        let hung = StandIn::new(|mut stream, shared, _| {
+            let first = stand_in::request(&mut stream, shared).unwrap();
+            stand_in::answer(&mut stream, shared, first).unwrap();
+            std::thread::sleep(PATIENCE);
+        });
+        let peers = peers();
+        for stand_in in [&good, &hung] {
+            assert_eq!(read(&peers, stand_in, &[0], 9).0, [Ok(())]);
+        }
+        let (began, deadline) = (Instant::now(), Instant::now() + deadline);
+        let mut pages = [[0; 9]; 2];
+        let mut pieces = pages.each_mut().map(|page| [Target::from(&mut page[..])]);
+        let [first, second] = &mut pieces;
+        let mut from_good = ReadJob::new(&good.endpoint, BASE, 9, first);
+        let mut from_hung = ReadJob::new(&hung.endpoint, BASE, 9, second);
+        // Both are asked at once: their connections stand.
+        let mut visits = [&mut from_good, &mut from_hung]
+            .map(|job| Visit::begin(&peers.inner, vec![job], began, deadline));
+        let mut sockets = Vec::new();
+        visits[0].list(&mut sockets);
+        let mut answer = [PollFd::from_borrowed_fd(sockets[0].0, PollFlags::IN)];
+        assert_eq!(poll(&mut answer, None), Ok(1));
+        while peers.serve_once(&mut visits, deadline, &|| Instant::now() + STOPPED) {}
+        assert_eq!(from_good.outcome, outcome);
+        assert_eq!(from_hung.outcome, Err(code::UNREACHABLE));
+        let is_left_alone = |it: &StandIn| peers.inner.known.find(&it.endpoint, began).is_err();
+        assert!(!is_left_alone(&good) && is_left_alone(&hung));
+        assert_eq!(read(&peers, &good, &[0], 9).0, [Ok(())]);
+    }
+}
+
 #[test]
 fn nothing_lands_after_a_read_has_ended() {
     let (go_on, wait) = mpsc::channel::<()>();
@@ -54,7 +138,7 @@ fn nothing_lands_after_a_read_has_ended() {
     });
     let soon = Instant::now() + Duration::from_secs(2);
     let (outcomes, pages) = read_until(&peers(), &stand_in.endpoint, &[0], 64, soon);
-    assert_eq!(outcomes, [Err(code::DEADLINE)]);
+    assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
     let before = pages.clone();
     go_on.send(()).unwrap();
     is_done.recv_timeout(PATIENCE).unwrap();
@@ -75,8 +159,8 @@ fn a_write_that_was_given_up_may_still_arrive() {
         ..settings()
     });
     let outcomes = write_until(&peers, &stand_in.endpoint, &pages, soon);
-    let late = Err(code::DEADLINE);
-    assert_eq!(outcomes, [(late, true), (late, false)]);
+    let lost = Err(code::UNREACHABLE);
+    assert_eq!(outcomes, [(lost, true), (lost, false)]);
 }
 
 #[test]
@@ -115,6 +199,39 @@ fn an_owner_that_stands_still_is_given_up_and_left_alone() {
     }
 }
 
+/// Saying where it is does not end that: so does an owner whose data port hangs, and a metadata server in its place.
+#[test]
+fn an_owner_that_goes_on_hanging_is_left_alone_for_longer() {
+    const LONG: Duration = Duration::from_millis(8);
+    let gate = Arc::new(Mutex::new(true));
+    let hangs = Arc::clone(&gate);
+    let stand_in = StandIn::new(move |stream, shared, _| {
+        if *hangs.lock().unwrap() {
+            std::thread::sleep(PATIENCE);
+        }
+        let _ = stand_in::serve(stream, shared);
+    });
+    let peers = Peers::new(Settings {
+        silence: SHORT,
+        cooldown: Duration::from_millis(1),
+        ..settings()
+    });
+    let pause = || peers.inner.known.pause(&stand_in.endpoint);
+    let end = Instant::now() + PATIENCE / 4;
+    while pause() < Some(LONG) {
+        assert!(Instant::now() < end, "{:?}", pause());
+        let outcomes = read(&peers, &stand_in, &[0], 9).0;
+        assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
+    }
+    assert!(stand_in.handshakes() >= 4);
+    *gate.lock().unwrap() = false;
+    // Until it is asked again, and served.
+    while read(&peers, &stand_in, &[0], 9).0 != [Ok(())] {
+        assert!(Instant::now() < end);
+    }
+    assert_eq!(pause(), None);
+}
+
 #[test]
 fn a_handshake_that_does_not_come_is_given_up() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -122,10 +239,33 @@ fn a_handshake_that_does_not_come_is_given_up() {
     let peers = impatient();
     let (outcomes, _) = read_until(&peers, &endpoint, &[0], 9, later());
     assert_eq!(outcomes, [Err(code::UNREACHABLE)]);
-    // Where the deadline is nearer than the patience, the deadline ends it.
-    let soon = Instant::now() + SHORT;
-    let (outcomes, _) = read_until(&super::peers(), &endpoint, &[0], 9, soon);
+    // Where the deadline is nearer than the patience, the deadline ends it. The owner is lost all the same, unless there was
+    // so little time that nobody can tell.
+    let peers = super::peers();
+    for (time, outcome) in [(10, code::DEADLINE), (2000, code::UNREACHABLE)] {
+        let soon = Instant::now() + Duration::from_millis(time);
+        let (outcomes, _) = read_until(&peers, &endpoint, &[0], 9, soon);
+        assert_eq!(outcomes, [Err(outcome)]);
+        let is_left_alone = peers.inner.known.find(&endpoint, Instant::now()).is_err();
+        assert_eq!(is_left_alone, outcome == code::UNREACHABLE);
+    }
+}
+
+#[test]
+fn an_owner_that_sends_until_the_deadline_does_not_hang() {
+    let stand_in = StandIn::new(|mut stream, shared, _| {
+        stand_in::request(&mut stream, shared).unwrap();
+        stream.write_all(&Status::Fine.encode()).unwrap();
+        while stream.write_all(&[5]).is_ok() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    let peers = peers();
+    let soon = Instant::now() + Duration::from_secs(2);
+    let (outcomes, _) = read_until(&peers, &stand_in.endpoint, &[0], 60_000, soon);
     assert_eq!(outcomes, [Err(code::DEADLINE)]);
+    let found = peers.inner.known.find(&stand_in.endpoint, Instant::now());
+    assert!(matches!(found, Ok(Some(_))));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Calls that end in time, late and never, in stepped order and on threads. No test waits for time to pass.
 
 mod inline;
+mod rig;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,6 +13,7 @@ use crate::error::Kind;
 use crate::lane::{Item, ManualClock, Step, Stepper, SystemClock};
 use crate::store::faulty::{Action, Call as Kinds, Faulty, Rule, Which};
 use crate::store::{conformance, embedded};
+use rig::*;
 
 /// Longer than any test; passes only by the manual clock.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -35,190 +37,6 @@ fn settings(bound: usize) -> Settings {
 fn pool() -> Arc<embedded::Pool> {
     let clock = Arc::new(ManualClock::new());
     embedded::Pool::new(1 << 20, 0.05, Duration::ZERO, clock).unwrap()
-}
-
-struct Rig {
-    pool: Arc<Faulty>,
-    guard: Arc<Guarded>,
-    clock: Arc<ManualClock>,
-    stepper: Arc<Stepper>,
-}
-
-fn rig(settings: Settings, threads: bool) -> Rig {
-    rig_of(Faulty::late(pool(), Vec::new()), settings, threads)
-}
-
-fn rig_of(pool: Arc<Faulty>, settings: Settings, threads: bool) -> Rig {
-    let (clock, stepper) = (Arc::new(ManualClock::new()), Stepper::new());
-    let mode = match threads {
-        true => Mode::Threads,
-        false => Mode::Stepped(Arc::clone(&stepper)),
-    };
-    let inner = Arc::clone(&pool) as Arc<dyn Store>;
-    let time = Arc::clone(&clock) as Arc<dyn Clock>;
-    let guard = Guarded::start(inner, settings, time, &mode).unwrap();
-    Rig {
-        pool,
-        guard,
-        clock,
-        stepper,
-    }
-}
-
-fn stepped(bound: usize) -> Rig {
-    rig(settings(bound), false)
-}
-
-/// Moves the clock in its last step; calls that were pushed behind it take turns with it.
-struct Meanwhile {
-    steps: usize,
-    clock: Arc<ManualClock>,
-}
-
-impl Item for Meanwhile {
-    fn step(&mut self) -> Step {
-        self.steps -= 1;
-        if self.steps > 0 {
-            return Step::More;
-        }
-        self.clock.advance(HOUR);
-        Step::Done
-    }
-    fn name(&self) -> &'static str {
-        "meanwhile"
-    }
-}
-
-/// Does nothing, so that whoever waits looks at the clock again.
-struct Nudge;
-
-impl Item for Nudge {
-    fn step(&mut self) -> Step {
-        Step::Done
-    }
-    fn name(&self) -> &'static str {
-        "nudge"
-    }
-}
-
-fn key(name: &str) -> Keys {
-    let mut keys = Keys::default();
-    keys.push(name.as_bytes());
-    keys
-}
-
-impl Rig {
-    fn lane(&self) -> &Lane {
-        self.guard.lane.as_ref().unwrap()
-    }
-
-    /// The next call's deadline passes after so many steps of it: 0, it is still queued; 1, it is inside.
-    fn deadline_after(&self, steps: usize) {
-        let item = Meanwhile {
-            steps: steps + 1,
-            clock: Arc::clone(&self.clock),
-        };
-        assert!(self.lane().push(Box::new(item)).is_ok());
-    }
-
-    fn script(&self, call: Kinds, action: Action) {
-        self.pool.set_script(vec![Rule {
-            call,
-            at: 0..u64::MAX,
-            keys: Which::All,
-            action,
-        }]);
-    }
-
-    fn exist(&self, name: &str) -> Presence {
-        // Whatever stood there must go.
-        let mut out = vec![Presence::Present; 3];
-        self.guard.exist(&key(name), &mut out);
-        assert_eq!(out.len(), 1);
-        out[0]
-    }
-
-    fn calls(&self, kind: Kinds) -> u64 {
-        self.pool.count(kind).calls
-    }
-
-    fn fill(&self, name: &str, value: u8) {
-        let bytes = [value; SIZE];
-        let (mut sources, mut out) = ([Source::from(&bytes[..])], Vec::new());
-        let options = PutOptions::default();
-        let pieces = Pieces::one_each(&mut sources);
-        self.pool.put(&key(name), pieces, &options, &mut out);
-        assert_eq!(out, [PutOutcome::Stored]);
-    }
-
-    fn state(&self) -> State {
-        self.guard.counts().state
-    }
-}
-
-/// A buffer that tells what became of it.
-#[derive(Debug)]
-struct Watched {
-    bytes: Vec<u8>,
-    life: Arc<Life>,
-}
-
-#[derive(Debug, Default)]
-struct Life {
-    home: Mutex<Vec<Vec<u8>>>,
-    dropped: AtomicUsize,
-}
-
-impl Life {
-    /// Times that it came home, and that it was freed.
-    fn seen(&self) -> (usize, usize) {
-        (self.home.lock().len(), self.dropped.load(Ordering::SeqCst))
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.life.dropped.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Buffers for Watched {
-    fn targets<'a>(&'a mut self, list: &mut Vec<Target<'a>>) -> Option<&'a [usize]> {
-        list.push((&mut self.bytes[..]).into());
-        None
-    }
-    fn sources<'a>(&'a self, list: &mut Vec<Source<'a>>) -> Option<&'a [usize]> {
-        list.push((&self.bytes[..]).into());
-        None
-    }
-    fn come_home(mut self) {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.life.home.lock().push(bytes);
-    }
-}
-
-fn watched(value: u8) -> (Arc<Life>, Watched) {
-    let life = Arc::new(Life::default());
-    let bytes = vec![value; SIZE];
-    let watched = Watched {
-        bytes,
-        life: Arc::clone(&life),
-    };
-    (life, watched)
-}
-
-fn kept<C: std::fmt::Debug>(made: Made<C>) -> i32 {
-    match made {
-        Made::Kept(code) => code,
-        Made::Back(call) => panic!("it is back: {call:?}"),
-    }
-}
-
-fn back<C>(made: Made<C>) -> C {
-    match made {
-        Made::Back(call) => call,
-        Made::Kept(code) => panic!("it was kept: {code}"),
-    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The store "mooncake" with the real library against a real pool, each test in a process of its own
-//! with a pool of its own (`scripts/pool`). They run where `KVB_MOONCAKE_LIBRARY` is set:
+//! with a pool of its own (`scripts/pool`). They need `KVB_MOONCAKE_LIBRARY`:
 //! `eval "$(scripts/pool env)"`, or `scripts/test mooncake`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]

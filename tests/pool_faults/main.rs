@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 #![allow(clippy::print_stdout, reason = "each test tells what it measured")]
+#![allow(unsafe_code, reason = "opens a pool as a host does")]
 
 mod engine;
 mod lender;
@@ -15,6 +16,7 @@ mod real_pool;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod space;
+mod start;
 
 use std::env;
 use std::time::{Duration, Instant};

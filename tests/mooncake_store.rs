@@ -161,23 +161,28 @@ fn without_a_master_the_library_is_not_asked() {
 #[test]
 fn what_mooncake_cannot_do_is_refused_before_anything_is_connected() {
     let library = StandIn::new("cannot");
-    for (more, named) in [
+    let others = "\"mooncake-tcp\" can, \"host\" if its functions can";
+    for (more, named, then) in [
         (
             r#""soft_pin_ttl_ms": 5, "global_segment_size": 0,"#,
             "soft_pin_ttl_ms is set",
+            others,
         ),
         (
             r#""group_blocks": true, "global_segment_size": 0,"#,
             "group_blocks is set",
+            others,
         ),
         (
             r#""global_segment_size": 4096,"#,
             "global_segment_size = 4096",
+            "(16 MiB) or more",
         ),
     ] {
         let error = library.open(more).unwrap_err();
         assert_eq!(error.kind(), Kind::PoolRefused);
         assert!(error.message().starts_with(named), "{error}");
+        assert!(error.message().contains(then), "{error}");
     }
     assert_eq!(library.arguments(), "");
 }

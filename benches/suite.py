@@ -31,6 +31,8 @@ TARGETS = [
     ("abi", "", "× per-key calls", 5),
     ("get_finished", "", "÷ 10 parked requests", 1.5),
     ("async_overlap", "", "÷ synchronous", 0.02),
+    ("mooncake_get", "", "of bare calls", 0.95),
+    ("mooncake_put", "", "of bare calls", 0.95),
     *(
         (row, f"{pages} pages of {size}", "× Mooncake's client", bound)
         for row in ("wire_get", "wire_put")

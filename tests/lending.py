@@ -228,6 +228,49 @@ def what_the_pool_refuses_fails_per_key_with_one_warning(rig):
     assert "soft_pin_ttl_ms" not in refused("no replica", lambda: _with_replicas(rig, 0, keys))
 
 
+def a_server_whose_pin_is_above_the_maximum_goes_on_without_the_pool(rig):
+    page, blocks = 64 << 10, 6
+    times = {"lookup_timeout_ms": 2000, "load_timeout_ms": 2000, "save_timeout_ms": 5000}
+    settings = {**SETTINGS, "kvbridge": {**SETTINGS["kvbridge"], **times}}
+    prompts = [[1000 * i + j for j in range(blocks * lending_server.BLOCK)] for i in range(3)]
+
+    def server(**more):
+        text = json.dumps({**settings, **more})
+        return lending_server.Server(rig.library, text, rig.store, page, 16)
+
+    def lives(server, number):
+        """How many tokens of each prompt came from the pool, round by round."""
+        return [
+            [server.serve(number + 3 * i + j, prompt, lambda first: None) for j, prompt in enumerate(prompts)]
+            for i in range(3)
+        ]
+
+    rig.warnings()
+    refused = server(soft_pin_ttl_ms=86_400_001)
+    assert lives(refused, 1) == [[0] * 3] * 3, "nothing was saved"
+    stats = refused.stats()
+    assert stats.saved_pages == 0 and stats.failed_save_pages == 3 * 3 * blocks, stats.failed_save_pages
+    warned = rig.warnings()
+    assert len(warned) == 1 and "soft_pin_ttl_ms above the maximum" in warned[0], warned
+    refused.shutdown(5000)
+    waits = {
+        "kvb_scheduler_match": times["lookup_timeout_ms"],
+        "kvb_worker_start_load": times["load_timeout_ms"],
+        "kvb_worker_shutdown": 5000,
+    }
+    for name, took in refused.longest.items():
+        # What a machine that has much else to do may take beyond it.
+        limit = waits.get(name, 0) / 1000 + 1.5
+        assert took <= limit, f"{name} took {took:.1f} s, at most {limit:.1f} s"
+    refused.free()
+    # Another one, that asks for what the pool takes, is served.
+    served = server(soft_pin_ttl_ms=60_000)
+    loaded = [(blocks - 1) * lending_server.BLOCK] * 3
+    assert lives(served, 101) == [[0] * 3, loaded, loaded]
+    assert served.stats().failed_save_pages == 0 and rig.warnings() == []
+    served.free()
+
+
 def _with_replicas(rig, count, keys):
     rig.lent.replicas = count
     out = rig.store.put(keys, rig.pieces)
@@ -304,6 +347,7 @@ def main(path, master, capacity, pid):
         grouped_pages_stay_or_go_together,
         looking_at_one_keeps_its_group,
         what_the_pool_refuses_fails_per_key_with_one_warning,
+        a_server_whose_pin_is_above_the_maximum_goes_on_without_the_pool,
         a_full_pool_has_no_space,
         a_build_without_the_fields_is_refused_before_it_mounts,
         an_exception_of_python_is_a_failure,

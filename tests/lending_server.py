@@ -7,6 +7,7 @@ import time
 import kvbridge as kvb
 
 BLOCK = 16  # tokens
+PATIENCE = 60  # seconds for what has no deadline of its own
 
 
 class Tokens(c.Structure):
@@ -77,13 +78,24 @@ class Ids(c.Structure):
     _fields_ = [("data", c.POINTER(c.c_uint64)), ("count", c.c_size_t)]
 
 
+class Stats(c.Structure):
+    """kvb_stats up to the pages that the pool did not take"""
+
+    _fields_ = [("struct_size", c.c_uint32)] + [
+        (name, c.c_uint64)
+        for name in "lookups lookup_blocks hit_blocks lookup_keys missing_keys failed_lookup_keys "
+        "loaded_pages loaded_bytes failed_load_pages bad_seals failed_load_requests saved_pages "
+        "saved_bytes already_stored_pages no_space_pages failed_save_pages".split()
+    ]
+
+
 class Server:
     """Page i of its cache is `page` bytes at i * page of `memory`."""
 
     def __init__(self, library, settings, store, page, slots):
         self.library, self.page = library, page
         self.memory = c.create_string_buffer(page * slots)
-        self.handles = {}
+        self.handles, self.longest = {}, {}
         text = settings.encode()
         config = self._make("kvb_config", "kvb_config_from_json", text, c.c_size_t(len(text)))
         layout = self._make("kvb_layout", "kvb_layout_new", c.c_uint64(0))
@@ -105,10 +117,26 @@ class Server:
         self.handles[noun] = handle
         return handle
 
+    def _call(self, name, *arguments):
+        """Calls a function of the engine's thread and notes how long it took at most."""
+        began = time.monotonic()
+        self.library.call(name, *arguments)
+        self.longest[name] = max(self.longest.get(name, 0), time.monotonic() - began)
+
+    def stats(self):
+        """The worker's counters."""
+        stats = Stats(c.sizeof(Stats))
+        self._call("kvb_worker_stats", self.worker, c.byref(stats))
+        return stats
+
+    def shutdown(self, deadline_ms):
+        """Ends the worker."""
+        self._call("kvb_worker_shutdown", self.worker, c.c_uint64(deadline_ms))
+
     def serve(self, number, prompt, compute):
         """Runs a prompt in one pass. compute(first) fills the pages from that block on. Answers how many tokens came from the
         pool, when its pages are free again."""
-        call, scheduler, worker = self.library.call, self.scheduler, self.worker
+        call, scheduler, worker = self._call, self.scheduler, self.worker
         tokens = (c.c_int32 * len(prompt))(*prompt)
         given = Tokens(c.addressof(tokens), len(prompt), 0)
         offered, later, pinned = c.c_uint64(), c.c_bool(), c.c_bool()
@@ -138,7 +166,9 @@ class Server:
         call("kvb_worker_wait_for_save", worker, None)
         call("kvb_scheduler_finished", scheduler, number, c.c_int32(0), c.byref(pinned))
         announced, saved, loaded = c.c_size_t(int(pinned.value)), Ids(), Ids()
+        began = time.monotonic()
         while pinned.value:
+            assert time.monotonic() - began < PATIENCE, "the pages do not come back"
             call(
                 "kvb_worker_get_finished",
                 worker,

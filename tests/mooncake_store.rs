@@ -139,6 +139,45 @@ fn a_late_setup_ends_its_own_client() {
 }
 
 #[test]
+fn setups_that_never_return_cost_a_bounded_number_of_threads() {
+    // The count is the process's.
+    alone("setups_hang", &[]);
+}
+
+#[test]
+#[ignore = "setups_that_never_return_cost_a_bounded_number_of_threads runs it"]
+fn setups_hang() {
+    let library = StandIn::new("hangs");
+    library.set("setup_waits", 1);
+    let config = library.config(NOTHING_LENT);
+    let patience = Patience {
+        setup: Duration::ZERO,
+        ..Patience::new(&config)
+    };
+    for stuck in 1..=8 {
+        let error = Connection::open(&config, patience).unwrap_err();
+        assert_eq!(error.kind(), Kind::PoolFailed, "{error}");
+        library.wait_for("clients", stuck);
+    }
+    for _ in 0..3 {
+        let error = Connection::open(&config, Patience::new(&config)).unwrap_err();
+        assert_eq!(error.kind(), Kind::NoThread);
+        let start = "8 attempts to open a pool or to find a name have not returned";
+        assert!(error.message().starts_with(start), "{error}");
+    }
+    assert_eq!(library.get("clients"), 8);
+    library.set("setup_waits", 0);
+    library.wait_for("setups", 8);
+    library.wait_for("clients", 0);
+    // The threads are over a moment after their clients.
+    let opened = (0..1000).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        library.open(NOTHING_LENT).ok()
+    });
+    assert!(opened.is_some());
+}
+
+#[test]
 fn without_a_master_the_library_is_not_asked() {
     let library = StandIn::new("no_master");
     let config = library.config(NOTHING_LENT);
@@ -161,23 +200,28 @@ fn without_a_master_the_library_is_not_asked() {
 #[test]
 fn what_mooncake_cannot_do_is_refused_before_anything_is_connected() {
     let library = StandIn::new("cannot");
-    for (more, named) in [
+    let others = "\"mooncake-tcp\" can, \"host\" if its functions can";
+    for (more, named, then) in [
         (
             r#""soft_pin_ttl_ms": 5, "global_segment_size": 0,"#,
             "soft_pin_ttl_ms is set",
+            others,
         ),
         (
             r#""group_blocks": true, "global_segment_size": 0,"#,
             "group_blocks is set",
+            others,
         ),
         (
             r#""global_segment_size": 4096,"#,
             "global_segment_size = 4096",
+            "(16 MiB) or more",
         ),
     ] {
         let error = library.open(more).unwrap_err();
         assert_eq!(error.kind(), Kind::PoolRefused);
         assert!(error.message().starts_with(named), "{error}");
+        assert!(error.message().contains(then), "{error}");
     }
     assert_eq!(library.arguments(), "");
 }

@@ -60,7 +60,7 @@ pub(super) struct Shared {
     pub terms: Terms,
     pub store: Arc<Guarded>,
     pub put_wish: PutWish,
-    /// The operator was told that pins may be why the pool refuses all.
+    /// The operator was told that pins may be why the pool refuses all, or will be by the store.
     pub warned_of_pins: AtomicBool,
     pub stats: Counters,
     pub timers: Timers,
@@ -105,9 +105,10 @@ impl Shared {
             timers: Timers::new(stats_interval.is_some()),
             lines: Lines::new(stats_interval, clock, terms.global_rank),
             terms,
+            // That one says it with what its functions answered, and to those who use it without a worker, too.
+            warned_of_pins: AtomicBool::new(store.capabilities().name == "host"),
             store,
             put_wish,
-            warned_of_pins: AtomicBool::new(false),
             stats: Counters::default(),
             queued: AtomicU64::new(0),
             plan: RwLock::new(None),

@@ -16,7 +16,7 @@ use crate::real_pool::{NOTHING_LENT, master, open, wire_config};
 use crate::rig::{GroupShape, Lines, Rig, Setup, T};
 
 /// What a call may take beyond its deadline on a machine that has much else to do.
-const SLACK: Duration = Duration::from_millis(1500);
+pub const SLACK: Duration = Duration::from_millis(1500);
 
 /// How long a spare set of staging slots may take to be known to the pool.
 const SPARE: Duration = Duration::from_secs(1);

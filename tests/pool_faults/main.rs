@@ -1,10 +1,11 @@
 //! An engine on a real pool whose processes are killed, stopped and starved. Each test runs in a
-//! process of its own with a pool of its own (`scripts/pool`), where `KVB_MOONCAKE_LIBRARY` is set: `eval "$(scripts/pool env)"`,
-//! or `scripts/test faults`. With `KVB_SLOW` the library's own waits are not shortened;
+//! process of its own with a pool of its own (`scripts/pool`): `eval "$(scripts/pool env)"` and `cargo test --test pool_faults`,
+//! or `scripts/test faults`. With `KVB_MUST_RUN` a test that cannot run here fails. With `KVB_SLOW` the library's own waits are not shortened;
 //! with `KVB_WIRE` the engine uses the store "mooncake-tcp".
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 #![allow(clippy::print_stdout, reason = "each test tells what it measured")]
+#![allow(unsafe_code, reason = "opens a pool as a host does")]
 
 mod engine;
 mod lender;
@@ -15,6 +16,7 @@ mod real_pool;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod space;
+mod start;
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -24,9 +26,7 @@ use rig::{T, prompt};
 
 /// Runs a test in a process of its own, with a pool that is started with these options, and shows what it measured.
 fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) {
-    let Some(output) = real_pool::with_pool(options, environment, test) else {
-        return;
-    };
+    let output = real_pool::with_pool(options, environment, test);
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines()
         .filter(|line| line.starts_with("FAULT "))
@@ -36,6 +36,15 @@ fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) {
 /// Whether the engine uses the store "mooncake-tcp", else "mooncake".
 fn is_wire() -> bool {
     env::var_os("KVB_WIRE").is_some()
+}
+
+#[test]
+#[should_panic(expected = "had not ended after 100ms:\nbegun")]
+fn a_test_that_hangs_fails() {
+    let mut command = std::process::Command::new("sh");
+    // Another process has the same output, and would keep it open.
+    command.args(["-c", "echo begun; sleep 1000; true"]);
+    real_pool::output_within(&mut command, Duration::from_millis(100));
 }
 
 /// A shutdown while the pool fails answers at its deadline: with the library a call is inside still, while calls of

@@ -32,6 +32,8 @@ fn namespace() -> Option<Command> {
 #[test]
 fn the_network_is_cut() {
     let Some(mut command) = namespace() else {
+        let must_run = env::var_os("KVB_MUST_RUN").is_some();
+        assert!(!must_run, "no network namespaces here");
         println!("skipped: no network namespaces here");
         return;
     };

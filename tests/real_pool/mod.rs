@@ -3,12 +3,12 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
-#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 #![allow(unsafe_code, reason = "stops and kills processes")]
 
 use std::collections::BTreeMap;
-use std::process::{Command, Output};
-use std::sync::Arc;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{env, fs, thread};
 
@@ -55,22 +55,27 @@ fn scripts_pool(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// How long such a process may live, which is far longer than any does: one that hangs shall fail its test, not keep
+/// everybody waiting.
+const LIFE: Duration = Duration::from_secs(300);
+
 /// Runs an ignored test of this file in a process of its own, in this environment, with a pool that is started
-/// with these options; what it wrote. `None` where there is no library.
-pub fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) -> Option<Output> {
-    if env::var_os(LIBRARY).is_none() {
-        eprintln!("skipped: {LIBRARY} is not set");
-        return None;
-    }
+/// with these options; what it wrote.
+pub fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) -> Output {
+    // No test that is run passes without its pool; `cargo test` by itself leaves those files out, see Cargo.toml.
+    assert!(
+        env::var_os(LIBRARY).is_some(),
+        "{LIBRARY} is not set: eval \"$(scripts/pool env)\""
+    );
     let pool = Started::new(options);
     let loopback = concat!(env!("CARGO_MANIFEST_DIR"), "/build/pool/loopback.so");
-    let output = Command::new(env::current_exe().unwrap())
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
         .args(["--exact", test, "--ignored", "--nocapture"])
         .envs(&pool.0)
         .envs(environment.iter().copied())
-        .env("LD_PRELOAD", loopback)
-        .output()
-        .unwrap();
+        .env("LD_PRELOAD", loopback);
+    let output = output_within(&mut command, LIFE);
     let text = String::from_utf8_lossy(&output.stdout);
     let passed = text.contains("test result: ok. 1 passed");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -79,7 +84,27 @@ pub fn with_pool(options: &[&str], environment: &[(&str, &str)], test: &str) -> 
         "{text}\n{errors}\n{}",
         output.status
     );
-    Some(output)
+    output
+}
+
+/// What a process wrote that ends within this time; else it is killed, with all that it started, and the test fails.
+pub fn output_within(command: &mut Command, limit: Duration) -> Output {
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = piped.process_group(0).spawn().unwrap();
+    let group = child.id() as i32;
+    let (said, ended) = mpsc::channel();
+    thread::spawn(move || said.send(child.wait_with_output().unwrap()));
+    if let Ok(output) = ended.recv_timeout(limit) {
+        return output;
+    }
+    // SAFETY: the processes of this test.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+    let output = ended.recv().unwrap();
+    panic!(
+        "had not ended after {limit:?}:\n{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 // ---- what such a process does with its pool ----

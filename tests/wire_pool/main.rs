@@ -1,5 +1,5 @@
 //! The store "mooncake-tcp" against a real pool, each test in a process of its own with a pool of its own
-//! (`scripts/pool`). They run where `KVB_MOONCAKE_LIBRARY` is set: `eval "$(scripts/pool env)"`. Of that
+//! (`scripts/pool`). They need `KVB_MOONCAKE_LIBRARY`: `eval "$(scripts/pool env)"`. Of that
 //! library only the tests that say so use anything.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]

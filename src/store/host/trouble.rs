@@ -1,7 +1,7 @@
 //! What operators hear of a host's functions that fail: one warning when it begins, one line when
 //! it ends, however many keys and calls there are in between.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::answers::{failure, is_outage};
 use crate::store::code;
@@ -73,11 +73,17 @@ impl Report {
     }
 }
 
-/// Per function, whether it is in trouble that was told.
+/// Per function, what was told of the trouble that it is in.
 #[derive(Debug, Default)]
 pub(super) struct Trouble {
-    told: [AtomicBool; 4],
+    told: [AtomicU8; 4],
 }
+
+/// It works, as far as is known.
+const NOTHING: u8 = 0;
+const FAILURE: u8 = 1;
+/// The failure, and that the soft pin may be its reason: what the worker says with other stores.
+const SOFT_PIN: u8 = 2;
 
 impl Trouble {
     /// Says what is new in a report of function number `function`.
@@ -92,20 +98,21 @@ impl Trouble {
             ..
         } = report;
         if report.failed == 0 {
-            if *keys > 0 && told.swap(false, Ordering::Relaxed) {
+            if *keys > 0 && told.swap(NOTHING, Ordering::Relaxed) != NOTHING {
                 tracing::info!("the host's {function} works again");
             }
             return;
         }
         let text = report.text.as_deref().unwrap_or("no reason is known");
-        let hint = match report.soft_pin && !report.lost && failed == keys {
-            true => {
+        let (news, hint) = match report.soft_pin && !report.lost && failed == keys {
+            true => (
+                SOFT_PIN,
                 "; nothing was stored under the soft pin: a soft_pin_ttl_ms above the maximum of the pool \
-                 (24 h in Mooncake unless told) makes it refuse every put"
-            }
-            false => "",
+                 (24 h in Mooncake unless told) makes it refuse every put",
+            ),
+            false => (FAILURE, ""),
         };
-        if told.swap(true, Ordering::Relaxed) {
+        if told.fetch_max(news, Ordering::Relaxed) >= news {
             tracing::debug!("the host's {function}: {failed} of {keys} keys failed, {text}{hint}");
         } else {
             tracing::warn!(

@@ -7,13 +7,15 @@
 
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use tracing::dispatcher;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, bail};
 
 /// All signals that have a number; the C library refuses its own two and SIGKILL, SIGSTOP.
 const LAST: libc::c_int = 64;
@@ -113,24 +115,66 @@ pub(super) fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     })
 }
 
+/// How many threads may be inside work that nobody waits for any more. Each keeps its stack, and what it was called with,
+/// until it returns, if it ever does; a host that tries again and again would fill the process with them. Beyond that
+/// are at most those that are waited for now, each by a thread of the host's.
+const MOST_STUCK: usize = 8;
+
+static STUCK: AtomicUsize = AtomicUsize::new(0);
+
+const RUNNING: u8 = 0;
+const GIVEN_UP: u8 = 1;
+const OVER: u8 = 2;
+
+/// One run of work with a deadline, which is over when the thread drops this.
+struct Run(Arc<AtomicU8>);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.0.swap(OVER, Ordering::AcqRel) == GIVEN_UP {
+            STUCK.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
 /// Runs `work` as [`apart`] does, and waits for it no longer than `patience`. `None` then: what it
 /// answers later is dropped.
 ///
-/// Errors: `NoThread`.
+/// Errors: `NoThread`, also while [`MOST_STUCK`] threads that were given up have not returned.
 pub(in crate::store) fn apart_within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>> {
+    if STUCK.load(Ordering::Acquire) >= MOST_STUCK {
+        bail!(
+            NoThread,
+            "{MOST_STUCK} attempts to open a pool or to find a name have not returned, each with a thread; another one is \
+             made when one of them does"
+        );
+    }
+    let state = Arc::new(AtomicU8::new(RUNNING));
+    let run = Run(Arc::clone(&state));
     let (sender, answer) = mpsc::sync_channel(1);
     start_apart(move || {
+        let run = run;
         // Nobody may be there to take it.
         let _ = sender.send(work());
+        drop(run);
     })?;
     match answer.recv_timeout(patience) {
-        Ok(answer) => Ok(Some(answer)),
-        Err(RecvTimeoutError::Timeout) => Ok(None),
-        Err(RecvTimeoutError::Disconnected) => Err(panicked()),
+        Ok(answer) => return Ok(Some(answer)),
+        Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+        Err(RecvTimeoutError::Timeout) => {}
     }
+    // Counted before it can be over, so that the count never falls below what it is.
+    STUCK.fetch_add(1, Ordering::AcqRel);
+    let given_up = state.compare_exchange(RUNNING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
+    if given_up.is_err() {
+        // It came just now.
+        STUCK.fetch_sub(1, Ordering::AcqRel);
+        return answer.try_recv().map(Some).map_err(|_| panicked());
+    }
+    Ok(None)
 }
 
 /// Starts `work` on a thread of its own with all signals blocked, and leaves it to itself.

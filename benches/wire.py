@@ -27,7 +27,7 @@ class Ours:
     """A store of ours that lends the pool nothing. Only the calls are timed: an engine has their arrays in C, and that the interpreter is
     slow to fill them is nobody's merit. With "mooncake", whose calls may be late, a kvb_store copies what it moves."""
 
-    def __init__(self, library, master, **kvbridge):
+    def __init__(self, ours, master, **kvbridge):
         settings = {
             "model_key": "bench",
             "master_server_address": master,
@@ -35,8 +35,8 @@ class Ours:
             "protocol": "tcp",
             "kvbridge": kvbridge,
         }
-        self.library = library
-        self.store = kvb.Store(library, settings)
+        self.library = ours
+        self.store = kvb.Store(ours, settings)
 
     def _call(self, function, keys, address, size, wanted, *more):
         names, count = kvb.texts(keys), len(keys)

@@ -267,6 +267,8 @@ pub struct Capabilities {
     pub tells_already_there: bool,
     /// A get leaves targets alone that are larger than the object, as it always does smaller ones.
     pub spares_wrong_targets: bool,
+    /// The log has a line when its calls begin to fail, with the reason: who makes them says nothing more.
+    pub logs_failures: bool,
 }
 
 /// A pool.

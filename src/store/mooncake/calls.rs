@@ -43,6 +43,7 @@ pub fn capabilities(tenant: bool) -> Capabilities {
         ends_by_itself: false,
         tells_already_there: false,
         spares_wrong_targets: false,
+        logs_failures: false,
     }
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "kvbridge/kvbridge_mooncake.hpp"
 #include "rig.h"
@@ -40,6 +41,11 @@ struct Client {
   int health = 0;
   /* Instead of the answer for a key; 0 is none. */
   std::map<std::string, int> codes;
+  /* Instead of the answer about a key's existence. */
+  std::map<std::string, int> presence;
+  /* Keys that others are writing. */
+  std::set<std::string> being_written;
+  size_t questions = 0;
   bool is_set_up = true;
 
   virtual ~Client() = default;
@@ -48,8 +54,11 @@ struct Client {
 
   virtual std::vector<int> batchIsExist(const Keys& keys) {
     std::vector<int> out;
+    ++questions;
     for (auto& key : keys)
-      out.push_back(code(key) != 0 ? code(key) : static_cast<int>(objects.count(key)));
+      out.push_back(presence.count(key) != 0 ? presence[key]
+                    : code(key) != 0         ? code(key)
+                                             : static_cast<int>(objects.count(key)));
     if (!is_set_up) out.clear();
     return out;
   }
@@ -62,6 +71,7 @@ struct Client {
     for (size_t i = 0; i < keys.size(); ++i) {
       out.push_back(code(keys[i]));
       if (out.back() != 0 || objects.count(keys[i]) != 0) continue;
+      if (being_written.count(keys[i]) != 0) continue;
       for (size_t p = 0; p < buffers[i].size(); ++p)
         objects[keys[i]].append(static_cast<char*>(buffers[i][p]), sizes[i][p]);
     }
@@ -278,6 +288,28 @@ TEST(LendingMooncake, CodesBecomeOutcomes) {
     it.client->health = health;
     EXPECT_EQ(it.table.health(it.table.context), code);
   }
+}
+
+TEST(LendingMooncake, APutCountsWhenTheKeyIsThere) {
+  Direct it;
+  it.client->being_written = {"b", "d"};
+  List wanted{KVB_PUT_STORED, -703, KVB_PUT_STORED, -703};
+  EXPECT_EQ(it.call(it.table.put, "1234"), wanted);
+  EXPECT_EQ(it.client->questions, 1u);
+  /* Others are asked for, whatever became of one. */
+  it.client->codes = {{"a", -800}};
+  wanted[0] = KVB_STORE_UNREACHABLE;
+  EXPECT_EQ(it.call(it.table.put, "1234"), wanted);
+  EXPECT_EQ(it.client->questions, 2u);
+  /* What cannot be asked for is not known to be stored. */
+  it.client->codes = {{"a", -900}};
+  EXPECT_EQ(it.call(it.table.put, "1234"), List(4, KVB_STORE_UNREACHABLE));
+  it.client->codes = {{"a", -1}, {"b", -1}, {"c", -1}, {"d", -200}};
+  EXPECT_EQ(it.call(it.table.put, "1234"), (List{-1, -1, -1, KVB_PUT_NO_SPACE}));
+  EXPECT_EQ(it.client->questions, 2u);
+  it.client->codes.clear();
+  it.client->presence = {{"a", -901}, {"c", -5}};
+  EXPECT_EQ(it.call(it.table.put, "1234"), (List{KVB_STORE_UNREACHABLE, -703, -5, -703}));
 }
 
 TEST(LendingMooncake, AnOlderClientIsRefusedWhatItCannotDo) {

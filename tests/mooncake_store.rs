@@ -401,6 +401,68 @@ fn codes_become_outcomes_per_key() {
     store.close().unwrap();
 }
 
+/// Somebody else is writing the key, or died while doing so: Mooncake says 0, and nothing is there.
+#[test]
+fn a_put_counts_as_stored_when_the_key_is_there() {
+    let library = StandIn::new("provisional");
+    let store = library.store();
+    assert_eq!(put(&*store, &keys(&["b"])), [PutOutcome::Stored]);
+    library.set("drops_puts", 1);
+    let batch = keys(&["a", "b", "c", "a"]);
+    let absent = PutOutcome::Failed(code::BEING_WRITTEN);
+    let wanted = [absent, PutOutcome::Stored, absent, absent];
+    assert_eq!(put(&*store, &batch), wanted);
+    assert!(!store.is_outage(code::BEING_WRITTEN));
+    library.set("drops_puts", 0);
+    assert_eq!(put(&*store, &batch), [PutOutcome::Stored; 4]);
+    // A lender that is lost takes its own pages alone; the others are asked for.
+    library.set("answer", -800);
+    library.set("answer_from", 1);
+    let lost = PutOutcome::Failed(-800);
+    let calls = library.get("calls");
+    assert_eq!(put(&*store, &keys(&["a", "b"])), [PutOutcome::Stored, lost]);
+    assert_eq!(library.get("calls") - calls, 2);
+    // What cannot be asked for is not known to be stored.
+    library.set("answer", 0);
+    for code in [-900, -5] {
+        library.set("answer_exist", code);
+        assert_eq!(put(&*store, &batch), [PutOutcome::Failed(code); 4]);
+    }
+    // A put of which nothing can be there needs no question.
+    library.set("answer", -200);
+    library.set("answer_from", 0);
+    let calls = library.get("calls");
+    assert_eq!(put(&*store, &batch), [PutOutcome::NoSpace; 4]);
+    assert_eq!(library.get("calls") - calls, 1);
+}
+
+/// The question that follows a put is a part of it: one deadline, and one word about the pool.
+#[test]
+fn a_put_whose_question_fails_is_an_outage() {
+    let library = StandIn::new("unconfirmed");
+    let patience = Duration::from_secs(60);
+    let settings = Settings {
+        lookup: patience,
+        load: patience,
+        save: patience,
+        registration: patience,
+        close: patience,
+        cooldown: patience,
+        bound: 2,
+        callers: 1,
+    };
+    let clock = Arc::new(SystemClock::new());
+    let guard = Guarded::start(library.store(), settings, clock, &Mode::Threads).unwrap();
+    library.set("answer_exist", -901);
+    let one = keys(&["a"]);
+    assert_eq!(put(&*guard, &one), [PutOutcome::Failed(-901)]);
+    assert_eq!(put(&*guard, &one), [PutOutcome::Failed(code::BREAKER_OPEN)]);
+    let counts = guard.counts();
+    assert_eq!((counts.failures, counts.opened), (1, 1));
+    assert_eq!((counts.quarantined, counts.late), (0, 0));
+    guard.close().unwrap();
+}
+
 #[test]
 fn the_word_of_a_call_itself_counts_for_nothing_but_what_it_left_out() {
     let library = StandIn::new("left_out");
@@ -496,7 +558,8 @@ fn large_batches_are_cut_and_an_absent_pool_is_asked_once() {
         vec![GetOutcome::Landed(16); all.len()]
     );
     assert_eq!(library.get("largest"), most as i32);
-    assert_eq!(library.get("calls"), 6);
+    // Each cut into three, and one question what became of the put.
+    assert_eq!(library.get("calls"), 7);
     assert_eq!(exist(&*store, &all), vec![Presence::Present; all.len()]);
 
     library.set("answer", -900);
@@ -505,8 +568,8 @@ fn large_batches_are_cut_and_an_absent_pool_is_asked_once() {
     let mut expected = vec![GetOutcome::Landed(16); all.len()];
     expected[1000..].fill(GetOutcome::Failed(-900));
     assert_eq!(get(&*store, &all, 16), expected);
-    let mut expected = vec![PutOutcome::Stored; all.len()];
-    expected[1000..].fill(PutOutcome::Failed(-900));
+    // Whether the first ones are there, nobody can be asked.
+    let expected = vec![PutOutcome::Failed(-900); all.len()];
     assert_eq!(put(&*store, &all), expected);
     assert_eq!(library.get("calls") - calls, 2);
     library.set("answer_from", 0);

@@ -25,6 +25,8 @@ static number numbers[] = {
     {"setup_waits", 0},   /* setup does not return while it is 1 */
     {"answer", 0},        /* not 0: what every key is answered */
     {"answer_from", 0},   /* from which key of a batch on */
+    {"drops_puts", 0},    /* 1: puts are answered 0, as while another client writes the key */
+    {"answer_exist", 0},  /* not 0: what every key of an existence question is answered */
     {"says_nothing", 0},  /* 1: answers are not written */
     {"call_code", 0},     /* what a batch call itself answers */
     {"size_answer", 0},   /* not 0: what get_size answers */
@@ -35,7 +37,7 @@ static number numbers[] = {
     {"clients", 0}, /* alive */
     {"setups", 0},  /* returned */
     {"calls", 0},   /* batches, and single calls of remove and get_size */
-    {"largest", 0}, /* keys of the largest batch */
+    {"largest", 0}, /* keys of the largest put or get */
     {"options", 0}, /* puts with options */
     {"crashes", 0}, /* what would crash the real one */
     {"visible", 0}, /* calls of create, setup and destroy that some signal could interrupt */
@@ -221,7 +223,7 @@ int mooncake_store_batch_put_from(client *self, const char **keys, void **from, 
       answer = -1701;
     } else if (sizes[i] == 0 || keys[i][0] == 0) {
       answer = -600;
-    } else if (*place == NULL && !comes_again(keys, i, count)) {
+    } else if (*place == NULL && !comes_again(keys, i, count) && !stand_in_get("drops_puts")) {
       entry *made = calloc(1, sizeof *made);
       made->key = strdup(keys[i]);
       made->bytes = malloc(sizes[i]);
@@ -263,12 +265,12 @@ int mooncake_store_batch_get_into(client *self, const char **keys, void **into, 
 
 int mooncake_store_batch_is_exist(client *self, const char **keys, size_t count, int *answers) {
   if (!enter(self)) return -1;
-  note_batch(count);
   pthread_mutex_lock(&table);
   for (size_t i = 0; i < count; ++i) {
     entry *found = *find(keys[i]);
     long answer = found != NULL;
     is_told(i, &answer);
+    if (stand_in_get("answer_exist") != 0) answer = stand_in_get("answer_exist");
     if (found != NULL) found->leased = true;
     if (!stand_in_get("says_nothing")) answers[i] = (int)answer;
   }

@@ -22,6 +22,8 @@ OBJECT_ALREADY_EXISTS = -705
 OBJECT_HAS_LEASE = -706
 # A transfer or the master was lost. Buffers of such a call were seen to be written to later.
 LOST = {-800, -900, -901}
+# Of these, what the master did not answer.
+SILENT = {-900, -901}
 
 
 def abilities():
@@ -44,9 +46,11 @@ def check(settings):
 class Lent:
     """A client that is set up, as a table of functions. Keep it until `released` is set."""
 
-    def __init__(self, client, replicas=1, is_tenants=False):
+    def __init__(self, client, replicas=1, is_tenants=False, confirms=True):
         self.client = client
         self.replicas = replicas
+        # Whether puts ask for what they have put, which leases it as a lookup does.
+        self.confirms = confirms
         self.released = False
         soft_pin, groups = abilities()
         self.table = kvb.StoreTable(
@@ -88,7 +92,25 @@ class Lent:
             OBJECT_ALREADY_EXISTS: kvb.PUT_ALREADY_THERE,
         }
         codes = self.client.batch_put_from_multi_buffers(keys, addresses, sizes, config)
+        if self.confirms:
+            codes = self._confirmed(keys, codes)
         return [outcomes[code] if code in outcomes else _failure(code) for code in codes]
+
+    def _confirmed(self, keys, codes):
+        """A put is answered 0 also while another client writes the key, and for half a minute if that one died
+        over it: asks for those keys, and makes another code of the 0 of what is not there."""
+        asked = [key for key, code in zip(keys, codes) if code == 0]
+        # Where the master does not answer, another call would wait as long.
+        silence = next((code for code in codes if code in SILENT), None)
+        if silence is not None:
+            return [code or silence for code in codes]
+        there = dict(zip(asked, self.client.batch_is_exist(asked) if asked else []))
+
+        def word(key):
+            answer = there.get(key, INVALID_PARAMS)
+            return {1: 0, 0: REPLICA_IS_NOT_READY}.get(answer, answer)
+
+        return [code or word(key) for key, code in zip(keys, codes)]
 
     def _get(self, call, keys):
         addresses, sizes = _pieces(call)

@@ -155,6 +155,34 @@ class LentMooncake {
     }
   }
 
+  /** A put is answered 0 also while another client writes the key, and for half a minute if that
+   * one died over it. Asks for those keys, and makes REPLICA_IS_NOT_READY of the 0 of what is not
+   * there. */
+  template <typename Codes>
+  static void confirm(Client& client, const std::vector<std::string>& keys, Codes& codes) {
+    std::vector<std::string> asked;
+    int64_t silence = 0;
+    for (size_t i = 0; i < keys.size() && i < codes.size(); ++i) {
+      if (codes[i] == 0) asked.push_back(keys[i]);
+      /* The master does not answer: another call would wait as long. */
+      if (codes[i] == -900 || codes[i] == -901) silence = codes[i];
+    }
+    if (asked.empty()) return;
+    std::vector<int64_t> there(asked.size(), silence);
+    if (silence == 0) {
+      auto answers = client.batchIsExist(asked);
+      there.assign(answers.begin(), answers.end());
+    }
+    size_t at = 0;
+    for (auto& code : codes) {
+      if (code != 0) continue;
+      int64_t answer = at < there.size() ? there[at] : -600; /* INVALID_PARAMS */
+      ++at;
+      if (answer == 0) code = -703; /* REPLICA_IS_NOT_READY */
+      if (answer < 0) code = static_cast<int>(answer);
+    }
+  }
+
   static int32_t put(void* context, const kvb_store_call* call) {
     return in_parts(*call, [&](size_t first, size_t end) {
       auto& self = of(context);
@@ -170,8 +198,10 @@ class LentMooncake {
         if (call->groups != nullptr) replicate.group_ids = texts(call->groups, first, end);
       }
       Buffers buffers(*call, first, end);
-      auto codes = self.client_->batch_put_from_multi_buffers(
-          texts(call->keys, first, end), buffers.addresses, buffers.sizes, replicate);
+      auto keys = texts(call->keys, first, end);
+      auto codes = self.client_->batch_put_from_multi_buffers(keys, buffers.addresses,
+                                                              buffers.sizes, replicate);
+      confirm(*self.client_, keys, codes);
       return answer(*call, first, end, codes, [](size_t, int64_t it) { return put_outcome(it); });
     });
   }

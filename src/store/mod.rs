@@ -64,6 +64,8 @@ pub mod code {
     pub const ADDRESS_REJECTED: i32 = -20_018;
     /// The process that lends the memory of the object does not answer, or not as it may; others of the pool may.
     pub const LENDER_LOST: i32 = -20_019;
+    /// The pool took a put for that of a key which somebody else is just writing, if that one lives; the key is not there.
+    pub const BEING_WRITTEN: i32 = -20_020;
 }
 
 /// Answer to "is this key in the pool?".
@@ -83,8 +85,8 @@ pub enum PutOutcome {
     /// The object is in the pool, complete. A store that does not
     /// [tell](Capabilities::tells_already_there) says so of what is [`AlreadyThere`](Self::AlreadyThere), too.
     Stored,
-    /// The pool has an object of this key, or somebody is just writing one; ours was dropped. No
-    /// proof that the key can be read already.
+    /// The pool has an object of this key; ours was dropped. Where another process may be writing
+    /// one, and never end, it is asked for first: what is not there is [`code::BEING_WRITTEN`].
     AlreadyThere,
     /// No room now; a later put may find some.
     NoSpace,
@@ -265,6 +267,8 @@ pub struct Capabilities {
     pub tells_already_there: bool,
     /// A get leaves targets alone that are larger than the object, as it always does smaller ones.
     pub spares_wrong_targets: bool,
+    /// The log has a line when its calls begin to fail, with the reason: who makes them says nothing more.
+    pub logs_failures: bool,
 }
 
 /// A pool.

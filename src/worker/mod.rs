@@ -37,6 +37,7 @@ mod shutdown;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+mod trouble;
 
 pub use explain::{Explanation, Missing, Question, Why};
 pub use fence::{Fence, Wait};

@@ -1,7 +1,6 @@
 //! Saves: cache → slots → seal → pool, on the save thread, after the forward pass.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use hashbrown::HashSet;
 
@@ -9,6 +8,7 @@ use super::Worker;
 use super::direct::Direct;
 use super::mover::{Mover, Way};
 use super::shared::Shared;
+use super::trouble::Refusals;
 use crate::device::{Direction, Event, PageRef, Stream};
 use crate::error::{Kind, Result, bail};
 use crate::lane::{Item, Step};
@@ -17,7 +17,7 @@ use crate::metadata::{Life, Metadata, Run, RunView};
 use crate::page::{FOOTER_BYTES, seal};
 use crate::plant::{self, Bug};
 use crate::store::guarded::{Made, Put};
-use crate::store::{Presence, PutOutcome, Store};
+use crate::store::{Presence, PutOutcome, Store, code};
 
 /// The lists of one batch, kept for the next.
 #[derive(Default)]
@@ -407,13 +407,17 @@ impl SaveItem {
     fn note_outcomes(&self, scratch: &SaveScratch) {
         let stats = &self.shared.stats;
         let answered = scratch.call.outcomes.len() == scratch.pages.len();
-        let mut failed = 0u64;
+        let (mut failed, mut first, mut refusals) = (0u64, None, Refusals::default());
         for (number, block) in scratch.blocks.iter().enumerate() {
             let outcome = if answered {
                 scratch.call.outcomes[number]
             } else {
-                PutOutcome::Failed(0)
+                PutOutcome::Failed(code::BAD_ANSWER)
             };
+            match outcome {
+                PutOutcome::Failed(code) => refusals.failed(&*self.shared.store, code),
+                _ => refusals.taken(),
+            }
             match outcome {
                 PutOutcome::Stored => {
                     stats.saved_pages.add(1);
@@ -428,24 +432,17 @@ impl SaveItem {
                 PutOutcome::Failed(_) => stats.failed_save_pages.add(1),
             }
             failed += 1;
+            first.get_or_insert(outcome);
             self.report_failed(*block);
         }
-        let refused = |outcome: &PutOutcome| matches!(outcome, PutOutcome::Failed(_));
-        if scratch.call.soft_pin_ttl.is_some()
-            && answered
-            && scratch.call.outcomes.iter().all(refused)
-            && !self.shared.warned_of_pins.swap(true, Ordering::Relaxed)
-        {
-            tracing::warn!(
-                "save: the pool refused every page of a call ({}); with a soft pin beyond its maximum (24 h unless the master was told otherwise) it refuses them all: lower soft_pin_ttl_ms",
-                match scratch.call.outcomes.first() {
-                    Some(PutOutcome::Failed(code)) => *code,
-                    _ => 0,
-                }
+        let pinned = scratch.call.soft_pin_ttl.is_some();
+        self.shared
+            .trouble
+            .hear_of_put(&*self.shared.store, &refusals, pinned);
+        if let Some(first) = first {
+            tracing::debug!(
+                "save: the pool did not take {failed} pages, the first {first:?}; they are offered again"
             );
-        }
-        if failed > 0 {
-            tracing::debug!("save: the pool did not take {failed} pages; they are offered again");
         }
     }
 

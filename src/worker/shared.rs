@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use super::finished::Finished;
 use super::parked::Parked;
 use super::plan::PagePlan;
+use super::trouble::Trouble;
 use crate::device::Direction;
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
@@ -60,8 +61,7 @@ pub(super) struct Shared {
     pub terms: Terms,
     pub store: Arc<Guarded>,
     pub put_wish: PutWish,
-    /// The operator was told that pins may be why the pool refuses all, or will be by the store.
-    pub warned_of_pins: AtomicBool,
+    pub trouble: Trouble,
     pub stats: Counters,
     pub timers: Timers,
     pub lines: Lines,
@@ -105,10 +105,9 @@ impl Shared {
             timers: Timers::new(stats_interval.is_some()),
             lines: Lines::new(stats_interval, clock, terms.global_rank),
             terms,
-            // That one says it with what its functions answered, and to those who use it without a worker, too.
-            warned_of_pins: AtomicBool::new(store.capabilities().name == "host"),
             store,
             put_wish,
+            trouble: Trouble::default(),
             stats: Counters::default(),
             queued: AtomicU64::new(0),
             plan: RwLock::new(None),
@@ -198,9 +197,11 @@ impl Shared {
             self.stats
                 .missing_keys
                 .add(count(|one| *one == Presence::Absent));
-            self.stats
-                .failed_lookup_keys
-                .add(count(|one| matches!(one, Presence::Unknown(_))));
+            let failed = count(|one| matches!(one, Presence::Unknown(_)));
+            if failed > 0 {
+                self.stats.failed_lookup_keys.add(failed);
+                self.trouble.hear_of_lookup(&*self.store, present);
+            }
             let is_miss = |one: &Presence| match one {
                 Presence::Present => false,
                 Presence::Absent => true,

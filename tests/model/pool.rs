@@ -207,6 +207,7 @@ impl Pool {
                 ends_by_itself: false,
                 tells_already_there: true,
                 spares_wrong_targets: true,
+                logs_failures: false,
             },
         })
     }

@@ -192,6 +192,7 @@ pub fn open(table: Table) -> Arc<Handle> {
         replicas: false,
         ends_by_itself: false,
         spares_wrong_targets: true,
+        logs_failures: true,
         tells_already_there: true,
     };
     Handle::of(Arc::new(Pool {

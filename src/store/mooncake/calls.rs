@@ -43,6 +43,7 @@ pub fn capabilities(tenant: bool) -> Capabilities {
         ends_by_itself: false,
         tells_already_there: false,
         spares_wrong_targets: false,
+        logs_failures: false,
     }
 }
 
@@ -147,10 +148,42 @@ impl Client {
                     }
                 }
             }
-            out.extend(lists.codes.iter().map(|&answer| codes::put(answer)));
+            self.confirm(lists, failure, out);
             lists.join_twins(out, |_, first| first);
             Ok(())
         })
+    }
+
+    /// Makes outcomes of what a put was answered, once the pool has said which keys are there: a 0 alone does not tell.
+    /// `failure`: the outage that ended it.
+    fn confirm(&self, lists: &mut Lists, failure: Option<i32>, out: &mut Vec<PutOutcome>) {
+        out.extend(lists.codes.iter().map(|&answer| codes::put(answer)));
+        let named = out.iter().zip(&lists.keys);
+        let provisional = named.filter(|(outcome, _)| codes::is_provisional(**outcome));
+        lists.asked.extend(provisional.map(|(_, &key)| key));
+        if lists.asked.is_empty() {
+            return;
+        }
+        let silence = failure.filter(|&code| codes::is_without_master(code));
+        let unasked = silence.unwrap_or(codes::UNTOUCHED);
+        lists.present.resize(lists.asked.len(), unasked);
+        let mut of_the_call = 0;
+        if silence.is_none() {
+            // SAFETY: as for `exist`.
+            of_the_call = unsafe {
+                (self.symbols().batch_is_exist)(
+                    self.handle(),
+                    lists.asked.as_mut_ptr(),
+                    lists.asked.len(),
+                    lists.present.as_mut_ptr(),
+                )
+            };
+        }
+        let unsure = out.iter_mut().filter(|it| codes::is_provisional(**it));
+        for (outcome, &answer) in unsure.zip(&lists.present) {
+            let presence = codes::presence(told(answer, of_the_call));
+            *outcome = codes::confirmed(*outcome, presence);
+        }
     }
 
     fn get(

@@ -62,6 +62,11 @@ pub(super) fn may_still_write(number: i32) -> bool {
     matches!(number, TRANSFER_FAILED | code::NO_ANSWER)
 }
 
+/// The master itself did not answer: any further question would wait as long.
+pub(super) fn is_without_master(number: i32) -> bool {
+    is_outage(number) && number != TRANSFER_FAILED
+}
+
 /// Whether an answer of a get says no more than that the buffer does not fit.
 pub(super) fn is_misfit(outcome: GetOutcome) -> bool {
     matches!(outcome, GetOutcome::Failed(code) if meaning(code) == Meaning::Invalid)
@@ -75,12 +80,28 @@ pub(super) fn presence(code: i32) -> Presence {
     }
 }
 
+/// The word of a put alone: see [`is_provisional`].
 pub(in crate::store) fn put(code: i32) -> PutOutcome {
     match meaning(code) {
         _ if code == 0 => PutOutcome::Stored,
         Meaning::Exists => PutOutcome::AlreadyThere,
         Meaning::NoRoom => PutOutcome::NoSpace,
         _ => PutOutcome::Failed(code),
+    }
+}
+
+/// A put is also answered so while another client writes the key, and for as long as the master has not noticed that this
+/// one died. Nothing is there then, so that only a question tells: see [`confirmed`].
+pub(in crate::store) fn is_provisional(outcome: PutOutcome) -> bool {
+    matches!(outcome, PutOutcome::Stored | PutOutcome::AlreadyThere)
+}
+
+/// What a provisional outcome is worth, with the answer to whether the key is there.
+pub(in crate::store) fn confirmed(outcome: PutOutcome, presence: Presence) -> PutOutcome {
+    match presence {
+        Presence::Present => outcome,
+        Presence::Absent => PutOutcome::Failed(code::BEING_WRITTEN),
+        Presence::Unknown(code) => PutOutcome::Failed(code),
     }
 }
 
@@ -191,6 +212,16 @@ mod tests {
         assert_eq!(get(8, 8), GetOutcome::Landed(8));
         assert_eq!(get(7, 8), GetOutcome::WrongSize(7));
         assert_eq!(get(0, 8), GetOutcome::WrongSize(0));
+        for word in [PutOutcome::Stored, PutOutcome::AlreadyThere] {
+            assert!(is_provisional(word));
+            assert_eq!(confirmed(word, Presence::Present), word);
+            let absent = PutOutcome::Failed(code::BEING_WRITTEN);
+            assert_eq!(confirmed(word, Presence::Absent), absent);
+            let unknown = confirmed(word, Presence::Unknown(-900));
+            assert_eq!(unknown, PutOutcome::Failed(-900));
+        }
+        assert!(!is_outage(code::BEING_WRITTEN) && !is_provisional(put(-200)));
+        assert!(is_without_master(-900) && is_without_master(-901) && !is_without_master(-800));
         let silent = GetOutcome::Failed(code::NO_ANSWER);
         assert_eq!(get(i64::MIN, 8), silent);
         assert!(is_misfit(get(-600, 8)) && !is_misfit(silent));

@@ -20,6 +20,9 @@ pub(super) struct Lists {
     pub(super) buffers: Vec<*mut c_void>,
     pub(super) sizes: Vec<usize>,
     pub(super) codes: Vec<c_int>,
+    /// Keys that were put and are asked for, and the answers.
+    pub(super) asked: Vec<*const c_char>,
+    pub(super) present: Vec<c_int>,
     pub(super) landed: Vec<i64>,
     /// Keys of this batch that came before in it.
     twins: Vec<Twin>,
@@ -49,6 +52,8 @@ impl Lists {
         self.buffers.clear();
         self.sizes.clear();
         self.codes.clear();
+        self.asked.clear();
+        self.present.clear();
         self.landed.clear();
         self.twins.clear();
         self.seen.clear();

@@ -60,6 +60,7 @@ pub fn capabilities(family: Family, tenant: bool) -> Capabilities {
         ends_by_itself: true,
         tells_already_there: true,
         spares_wrong_targets: true,
+        logs_failures: false,
     }
 }
 

@@ -16,7 +16,7 @@ use super::transfer::WriteJob;
 use crate::device::memory::{Memory, Source};
 use crate::keys::Keys;
 use crate::store::mooncake::codes as outcomes;
-use crate::store::{Pieces, PutOptions, PutOutcome, code};
+use crate::store::{Pieces, Presence, PutOptions, PutOutcome, code};
 
 /// How long writing may take, whatever the deadline: a master forgets a put after 30 s unless told otherwise
 /// (`put_start_discard_timeout_sec`), and may give its memory to another one.
@@ -69,6 +69,7 @@ pub(super) fn put(
     write(client, &owners, written_by, &mut all, &lists);
     end(client, &names, deadline, &mut all);
     revoke(client, &names, deadline, &mut all);
+    confirm(client, &names, deadline, &mut all);
     out.extend(all.into_iter().map(|started| match started {
         Started::Ended(outcome) => outcome,
         Started::Here { failure, .. } => PutOutcome::Failed(failure.unwrap_or(code::NO_ANSWER)),
@@ -231,6 +232,25 @@ fn revoke(client: &Client, names: &[Text<'_>], deadline: Instant, all: &mut [Sta
     let (_, failed) = select(names, all, is_over);
     if let Some(failure) = client.master.put_revoke(&failed, deadline).failure() {
         note("put", failure);
+    }
+}
+
+/// Asks for what is there already by the master's word, which it also gives while somebody is writing the key, and for
+/// as long as it has not noticed that this one died.
+fn confirm(client: &Client, names: &[Text<'_>], deadline: Instant, all: &mut [Started]) {
+    let is_unsure = |started: &Started| matches!(started, Started::Ended(PutOutcome::AlreadyThere));
+    let (of, unsure) = select(names, all, is_unsure);
+    let answers = client.master.exist(&unsure, deadline);
+    for (index, answer) in of.into_iter().zip(settled("put", answers)) {
+        if let Some(started) = all.get_mut(index) {
+            let presence = match answer {
+                Ok(true) => Presence::Present,
+                Ok(false) => Presence::Absent,
+                Err(number) => Presence::Unknown(number),
+            };
+            let outcome = outcomes::confirmed(PutOutcome::AlreadyThere, presence);
+            *started = Started::Ended(outcome);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Owners of memory that are none: they listen on the loopback interface and do what a test says.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -163,6 +163,9 @@ pub fn answer(stream: &mut TcpStream, shared: &Shared, request: Request) -> std:
     let Some(from) = from else {
         if is_two {
             stream.write_all(&Status::Rejected.encode())?;
+            // The status would be lost if this ended with requests unread.
+            stream.shutdown(Shutdown::Write)?;
+            std::io::copy(stream, &mut std::io::sink())?;
         }
         return Err(std::io::ErrorKind::InvalidInput.into());
     };

@@ -202,10 +202,13 @@ fn lending() {
     let stored = |it: &&PutOutcome| **it == PutOutcome::Stored;
     let count = outcomes.iter().filter(stored).count();
     assert!((1..40).contains(&count), "{outcomes:?}");
+    // Some may have been evicted for others before they were asked for.
+    let evicted = PutOutcome::Failed(code::BEING_WRITTEN);
     assert!(
         outcomes
             .iter()
-            .all(|it| matches!(it, PutOutcome::Stored | PutOutcome::NoSpace))
+            .all(|it| matches!(it, PutOutcome::Stored | PutOutcome::NoSpace) || *it == evicted),
+        "{outcomes:?}"
     );
     let one = keys(1);
     assert_eq!(exist(&*without, &one), [Presence::Present]);

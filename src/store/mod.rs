@@ -64,7 +64,8 @@ pub mod code {
     pub const ADDRESS_REJECTED: i32 = -20_018;
     /// The process that lends the memory of the object does not answer, or not as it may; others of the pool may.
     pub const LENDER_LOST: i32 = -20_019;
-    /// The pool took a put for that of a key which somebody else is just writing, if that one lives; the key is not there.
+    /// The pool took a put for that of a key which somebody else is just writing, if that one lives, or evicted the page at once: the key is not
+    /// there.
     pub const BEING_WRITTEN: i32 = -20_020;
 }
 

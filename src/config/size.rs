@@ -86,7 +86,8 @@ fn unit_shift(number: &str, unit: &str) -> Result<u32, String> {
             _ => {}
         }
     }
-    if unit.starts_with(['e', 'E']) {
+    // Not EB and EiB.
+    if unit.starts_with(['e', 'E']) && !unit.ends_with(['b', 'B']) {
         return Err("has an exponent: write the number of bytes in full, or a unit".to_owned());
     }
     if unit.starts_with('%') {

@@ -44,6 +44,7 @@ const SIZES_REFUSED: &[(&str, &str)] = &[
     ("-5", "negative"),
     (r#""50%""#, "share"),
     (r#""1e9""#, "exponent"),
+    (r#""8EiB""#, "unknown unit"),
     ("1e9", "exponent"),
     ("1e999", "exponent"),
     (r#""""#, "empty"),

@@ -126,7 +126,7 @@ fn read(
     let now = Instant::now();
     let left = lease.saturating_duration_since(now);
     let by_lease = now + (left - left / 16);
-    peers.read(&mut jobs, deadline.min(by_lease));
+    peers.read_leased(&mut jobs, deadline, by_lease);
     let ended = Instant::now();
     let results: Vec<_> = jobs.iter().map(|job| job.outcome).collect();
     let mut has_more = false;

@@ -165,7 +165,7 @@ fn directory(metadata_server: &str) -> Result<Directory> {
         Some(server) => Ok(Directory::Http(server)),
         None => bail!(
             PoolRefused,
-            "metadata_server = \"{metadata_server}\": the store \"mooncake-tcp\" finds owners with \"P2PHANDSHAKE\" or at an \"http://\" server; \"mooncake\" knows others"
+            "metadata_server = \"{metadata_server}\": the store \"mooncake-tcp\" finds owners with \"P2PHANDSHAKE\" or at an \"http://\" server, named as http://host[:port][/path]; \"mooncake\" knows others"
         ),
     }
 }

@@ -318,7 +318,7 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
                 ));
             }
         }
-        self.terms.peers.read(&mut jobs, limit.min(by_lease));
+        self.terms.peers.read_leased(&mut jobs, limit, by_lease);
         let ended = Instant::now();
         let results: Vec<_> = jobs.iter().map(|job| job.outcome).collect();
         drop(jobs);

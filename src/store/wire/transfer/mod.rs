@@ -118,12 +118,17 @@ impl Peers {
     /// silent; `ADDRESS_REJECTED`; `BAD_ANSWER`, or the number that it sent; `MALFORMED_CALL`, sizes do not add up;
     /// `UNREACHABLE_MEMORY`.
     pub fn read(&self, jobs: &mut [ReadJob<'_, '_>], deadline: Instant) {
-        self.serve(jobs, deadline);
+        self.serve(jobs, deadline, deadline);
+    }
+
+    /// [`read`](Self::read) that ends with a lease, if that is sooner. An owner that had too little time for it does not hang.
+    pub fn read_leased(&self, jobs: &mut [ReadJob<'_, '_>], deadline: Instant, lease: Instant) {
+        self.serve(jobs, deadline.min(lease), deadline);
     }
 
     /// Writes, and leaves an outcome in every job. As [`read`](Self::read); after it returns nothing reads the pieces.
     pub fn write(&self, jobs: &mut [WriteJob<'_>], deadline: Instant) {
-        self.serve(jobs, deadline);
+        self.serve(jobs, deadline, deadline);
     }
 
     /// Closes connections that were not used for long. Each batch sees to that at times; this is for processes that have
@@ -137,8 +142,10 @@ impl Peers {
         self.inner.known.clear();
     }
 
-    fn serve<J: Job>(&self, jobs: &mut [J], deadline: Instant) {
+    /// `patience`: how long the caller would have waited; at `deadline` it ends.
+    fn serve<J: Job>(&self, jobs: &mut [J], deadline: Instant, patience: Instant) {
         let now = Instant::now();
+        let hangs_after = hangs_after(self.inner.silence, patience.saturating_duration_since(now));
         self.inner.known.sweep_at_times(now);
         let (mut asked, mut own) = (Vec::with_capacity(jobs.len()), Vec::new());
         for job in jobs {
@@ -165,7 +172,9 @@ impl Peers {
         let mut parts = parts.into_iter().peekable();
         loop {
             let wave = parts.by_ref().take(MOST_VISITS);
-            let mut visits: Vec<_> = wave.filter_map(|part| self.begin(part, deadline)).collect();
+            let mut visits: Vec<_> = wave
+                .filter_map(|part| self.begin(part, deadline, hangs_after))
+                .collect();
             for job in own.drain(..) {
                 // Copying waits for nobody, but takes its time.
                 let outcome = match &self.inner.own {
@@ -182,10 +191,20 @@ impl Peers {
     }
 
     /// Begins to serve jobs of one owner, unless it is too late for that.
-    fn begin<'j, J: Job>(&self, jobs: Vec<&'j mut J>, deadline: Instant) -> Option<Visit<'j, J>> {
+    fn begin<'j, J: Job>(
+        &self,
+        jobs: Vec<&'j mut J>,
+        deadline: Instant,
+        hangs_after: Duration,
+    ) -> Option<Visit<'j, J>> {
         let now = Instant::now();
         if now < deadline {
-            return Some(Visit::begin(&self.inner, jobs, now, deadline));
+            return Some(Visit::begin(
+                &self.inner,
+                jobs,
+                now,
+                (deadline, hangs_after),
+            ));
         }
         for job in jobs {
             job.settle(Err(code::DEADLINE));

@@ -11,7 +11,6 @@ use super::cut::Waiting;
 use super::dial::Dial;
 use super::frame::Version;
 use super::job::Job;
-use super::known::hangs_after;
 use super::line::{Line, Step, Trouble};
 use crate::store::code;
 use crate::sync::Arc;
@@ -47,8 +46,14 @@ enum Stage<'j, J> {
 }
 
 impl<'j, J: Job> Visit<'j, J> {
-    /// Begins to serve the jobs, which all name one endpoint.
-    pub fn begin(inner: &Inner, jobs: Vec<&'j mut J>, now: Instant, deadline: Instant) -> Self {
+    /// Begins to serve the jobs, which all name one endpoint: until when, and after how much silence the owner counts as one
+    /// that hangs when that is over.
+    pub fn begin(
+        inner: &Inner,
+        jobs: Vec<&'j mut J>,
+        now: Instant,
+        (deadline, hangs_after): (Instant, Duration),
+    ) -> Self {
         let endpoint = jobs.first().map_or("", |job| job.endpoint()).to_owned();
         let known = inner.known.find(&endpoint, now);
         let mut visit = Self {
@@ -64,7 +69,7 @@ impl<'j, J: Job> Visit<'j, J> {
             rounds: 1,
             heard: now,
             deadline,
-            hangs_after: hangs_after(inner.silence, deadline.saturating_duration_since(now)),
+            hangs_after,
         };
         match known {
             Err(()) => visit.fail(code::UNREACHABLE),

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -63,7 +64,12 @@ fn a_write_that_wakes_up_past_its_deadline_sends_nothing() {
     let (began, deadline) = (Instant::now(), later());
     let pieces = [Source::from(&[2; 9][..])];
     let mut job = WriteJob::new(endpoint, BASE, 9, &pieces);
-    let mut visits = [Visit::begin(&peers.inner, vec![&mut job], began, deadline)];
+    let mut visits = [Visit::begin(
+        &peers.inner,
+        vec![&mut job],
+        began,
+        (deadline, PATIENCE),
+    )];
     let times_asked = Cell::new(0);
     let clock = || {
         times_asked.set(times_asked.get() + 1);
@@ -104,7 +110,7 @@ fn owners_are_not_blamed_for_the_time_that_this_process_was_stopped() {
         let mut from_hung = ReadJob::new(&hung.endpoint, BASE, 9, second);
         // Both are asked at once: their connections stand.
         let mut visits = [&mut from_good, &mut from_hung]
-            .map(|job| Visit::begin(&peers.inner, vec![job], began, deadline));
+            .map(|job| Visit::begin(&peers.inner, vec![job], began, (deadline, PATIENCE)));
         let mut sockets = Vec::new();
         visits[0].list(&mut sockets);
         let mut answer = [PollFd::from_borrowed_fd(sockets[0].0, PollFlags::IN)];
@@ -358,4 +364,29 @@ fn connections_to_owners_that_nobody_asks_again_are_closed() {
     assert_eq!(read(&peers, &gone, &[0], 9).0, [Ok(())]);
     assert_eq!(read(&peers, &other, &[0], 9).0, [Ok(())]);
     assert_eq!(is_closed.recv_timeout(PATIENCE), Ok(0));
+}
+
+/// A master may give very short leases: that an owner was slower says nothing about it.
+#[test]
+fn an_owner_that_is_slower_than_a_lease_is_asked_again() {
+    let is_slow = Arc::new(AtomicBool::new(true));
+    let slow = Arc::clone(&is_slow);
+    let stand_in = StandIn::new(move |mut stream, shared, _| {
+        while slow.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        while let Ok(request) = stand_in::request(&mut stream, shared) {
+            let _ = stand_in::answer(&mut stream, shared, request);
+        }
+    });
+    let peers = peers();
+    let mut page = [0; 8];
+    let mut pieces = [Target::from(&mut page[..])];
+    let mut job = [ReadJob::new(&stand_in.endpoint, BASE, 8, &mut pieces)];
+    let lease = Instant::now() + Duration::from_millis(300);
+    peers.read_leased(&mut job, later(), lease);
+    assert_eq!(job[0].outcome, Err(code::DEADLINE));
+    is_slow.store(false, Ordering::SeqCst);
+    peers.read_leased(&mut job, later(), later());
+    assert_eq!(job[0].outcome, Ok(()));
 }

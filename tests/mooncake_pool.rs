@@ -31,7 +31,7 @@ use kvbridge::store::{
 };
 use kvbridge::sync::SystemClock;
 use process::{blocked, handlers};
-use real_pool::{Member, NOTHING_LENT, config_for, master, open};
+use real_pool::{Member, NOTHING_LENT, config_for, config_over, master, open};
 use rig::{Rig, Setup, T, prompt, two_groups};
 
 fn with_pool(segment: &str, test: &str) {
@@ -235,6 +235,31 @@ fn tenants() {
         error.message().contains("does not keep tenants apart"),
         "{error}"
     );
+}
+
+#[test]
+fn settings_that_mooncake_cannot_use_are_found_at_start() {
+    with_pool("16", "wrong_settings");
+}
+
+#[test]
+#[ignore = "needs a pool"]
+fn wrong_settings() {
+    let nobody = r#""metadata_server": "http://127.0.0.1:9/metadata", "global_segment_size": 0,"#;
+    for (config, named) in [
+        (
+            config_over("tpc", &master(), NOTHING_LENT),
+            r#"protocol = "tpc""#,
+        ),
+        (
+            config_for(&master(), nobody),
+            r#"metadata_server = "http://127.0.0.1:9/metadata""#,
+        ),
+    ] {
+        let error = Connection::open(&config, Patience::new(&config)).unwrap_err();
+        assert_eq!(error.kind(), Kind::PoolFailed);
+        assert!(error.message().contains(named), "{error}");
+    }
 }
 
 #[test]

@@ -115,8 +115,13 @@ pub fn master() -> String {
 
 /// `more`: further members, each with a comma behind it.
 pub fn config_for(master: &str, more: &str) -> Config {
+    config_over("tcp", master, more)
+}
+
+/// Over this transport of Mooncake's.
+pub fn config_over(protocol: &str, master: &str, more: &str) -> Config {
     let text = format!(
-        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "protocol": "tcp",
+        r#"{{{more}"master_server_address": "{master}", "model_key": "m", "protocol": "{protocol}",
             "kvbridge": {{"library": "{}"}}}}"#,
         env::var(LIBRARY).unwrap()
     );

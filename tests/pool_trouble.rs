@@ -88,7 +88,8 @@ fn a_refusal_is_said_with_its_code_until_pages_are_taken_again() {
             -1701,
         );
         // Still the same trouble, whatever the code; and a full pool is none.
-        for action in [Action::Fail(-1), Action::Fail(code::BREAKER_OPEN)] {
+        let outage = Action::Fail(code::BREAKER_OPEN);
+        for action in [Action::Fail(-1), outage, Action::NoSpace, Action::Fail(-1)] {
             let warned = publish(&mut rig, lines, 11, Some(action));
             assert_eq!(warned, [""; 0]);
         }

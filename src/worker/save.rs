@@ -414,10 +414,7 @@ impl SaveItem {
             } else {
                 PutOutcome::Failed(code::BAD_ANSWER)
             };
-            match outcome {
-                PutOutcome::Failed(code) => refusals.failed(&*self.shared.store, code),
-                _ => refusals.taken(),
-            }
+            refusals.note(&*self.shared.store, outcome);
             match outcome {
                 PutOutcome::Stored => {
                     stats.saved_pages.add(1);

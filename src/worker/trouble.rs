@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::store::{Presence, Store, code};
+use crate::store::{Presence, PutOutcome, Store, code};
 
 /// What was told.
 #[derive(Debug, Default)]
@@ -20,22 +20,24 @@ pub(super) struct Trouble {
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     pages: usize,
+    taken: usize,
     refused: usize,
     /// The code of the first page that was refused.
     first: Option<i32>,
 }
 
 impl Refusals {
-    pub fn taken(&mut self) {
+    /// What became of one page.
+    pub fn note(&mut self, store: &dyn Store, outcome: PutOutcome) {
         self.pages += 1;
-    }
-
-    /// A page failed with this code.
-    pub fn failed(&mut self, store: &dyn Store, code: i32) {
-        self.pages += 1;
-        if is_refusal(store, code) {
-            self.refused += 1;
-            self.first.get_or_insert(code);
+        match outcome {
+            PutOutcome::Stored | PutOutcome::AlreadyThere => self.taken += 1,
+            PutOutcome::Failed(code) if is_refusal(store, code) => {
+                self.refused += 1;
+                self.first.get_or_insert(code);
+            }
+            // No room, or an outage: neither the one nor the other.
+            PutOutcome::NoSpace | PutOutcome::Failed(_) => {}
         }
     }
 }
@@ -57,7 +59,7 @@ impl Trouble {
             return;
         }
         let Some(code) = put.first else {
-            if put.pages > 0 && self.saves.swap(false, Ordering::Relaxed) {
+            if put.taken > 0 && self.saves.swap(false, Ordering::Relaxed) {
                 tracing::info!("save: the pool takes pages again");
             }
             return;

@@ -156,10 +156,9 @@ pub(in crate::store) fn apart_within<T: Send + 'static>(
     let run = Run(Arc::clone(&state));
     let (sender, answer) = mpsc::sync_channel(1);
     start_apart(move || {
-        let run = run;
+        let _run = run;
         // Nobody may be there to take it.
         let _ = sender.send(work());
-        drop(run);
     })?;
     match answer.recv_timeout(patience) {
         Ok(answer) => return Ok(Some(answer)),

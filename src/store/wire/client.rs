@@ -93,12 +93,22 @@ pub(super) fn settled<T>(call: &str, answers: Answers<T>) -> impl Iterator<Item 
 impl Client {
     pub(super) fn exist(&self, keys: &Keys, out: &mut Vec<Presence>) {
         let deadline = after(Instant::now(), self.times.lookup);
-        let answers = self.master.exist(&names(keys), deadline);
-        out.extend(settled("exist", answers).map(|answer| match answer {
+        out.extend(self.presences("exist", &names(keys), deadline));
+    }
+
+    /// Whether keys are there, as part of this `call`.
+    pub(super) fn presences(
+        &self,
+        call: &str,
+        names: &[Text<'_>],
+        deadline: Instant,
+    ) -> impl Iterator<Item = Presence> {
+        let answers = self.master.exist(names, deadline);
+        settled(call, answers).map(|answer| match answer {
             Ok(true) => Presence::Present,
             Ok(false) => Presence::Absent,
             Err(code) => Presence::Unknown(code),
-        }));
+        })
     }
 
     pub(super) fn put(

@@ -16,7 +16,7 @@ use super::transfer::WriteJob;
 use crate::device::memory::{Memory, Source};
 use crate::keys::Keys;
 use crate::store::mooncake::codes as outcomes;
-use crate::store::{Pieces, Presence, PutOptions, PutOutcome, code};
+use crate::store::{Pieces, PutOptions, PutOutcome, code};
 
 /// How long writing may take, whatever the deadline: a master forgets a put after 30 s unless told otherwise
 /// (`put_start_discard_timeout_sec`), and may give its memory to another one.
@@ -240,14 +240,9 @@ fn revoke(client: &Client, names: &[Text<'_>], deadline: Instant, all: &mut [Sta
 fn confirm(client: &Client, names: &[Text<'_>], deadline: Instant, all: &mut [Started]) {
     let is_unsure = |started: &Started| matches!(started, Started::Ended(PutOutcome::AlreadyThere));
     let (of, unsure) = select(names, all, is_unsure);
-    let answers = client.master.exist(&unsure, deadline);
-    for (index, answer) in of.into_iter().zip(settled("put", answers)) {
+    let presences = client.presences("put", &unsure, deadline);
+    for (index, presence) in of.into_iter().zip(presences) {
         if let Some(started) = all.get_mut(index) {
-            let presence = match answer {
-                Ok(true) => Presence::Present,
-                Ok(false) => Presence::Absent,
-                Err(number) => Presence::Unknown(number),
-            };
             let outcome = outcomes::confirmed(PutOutcome::AlreadyThere, presence);
             *started = Started::Ended(outcome);
         }

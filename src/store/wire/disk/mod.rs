@@ -128,10 +128,9 @@ impl<'p, 'm> Call<'_, 'p, 'm> {
                 }
                 continue;
             }
-            let Some(ready) = self.wait() else {
+            let Some((before, ready)) = self.wait() else {
                 return self.end(|_| code::NO_MEMORY);
             };
-            let (before, ready) = ready;
             for (lane, ready) in std::mem::take(&mut self.lanes).into_iter().zip(ready) {
                 match ready {
                     true => self.step(lane),

@@ -44,7 +44,7 @@ impl Part {
     }
 }
 
-/// Jobs that no connection carries yet, in the order of their addresses.
+/// Jobs that no connection carries yet, in the order of their addresses, but for those that are tried again.
 #[derive(Debug)]
 pub(super) struct Waiting<'j, J> {
     pub jobs: VecDeque<&'j mut J>,
@@ -53,6 +53,18 @@ pub(super) struct Waiting<'j, J> {
 }
 
 impl<'j, J: Job> Waiting<'j, J> {
+    /// Takes jobs of so many bytes, or a little more.
+    pub fn share(&mut self, bytes: u64) -> Vec<&'j mut J> {
+        let (mut part, mut taken) = (Vec::new(), 0_u64);
+        while taken < bytes
+            && let Some(job) = self.jobs.pop_front()
+        {
+            taken = taken.saturating_add(job.size());
+            part.push(job);
+        }
+        part
+    }
+
     /// Takes the first job and those that one request may be about with it: they begin where the one before ends, and are
     /// not longer than `most` together.
     pub fn next(&mut self, most: u64, into: &mut Vec<&'j mut J>) {

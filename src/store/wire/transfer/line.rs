@@ -108,9 +108,9 @@ impl<'j, J: Job> Line<'j, J> {
         }
     }
 
-    /// Has the connection carry all these jobs, and no others later. Of version 1, which has no statuses: nothing tells
-    /// how far a write is, and a fence ends them.
-    pub fn carry_all(&mut self, jobs: Vec<&'j mut J>) {
+    /// Has the connection carry these jobs, if there are any, and no others later. Of version 1, which has no statuses: nothing
+    /// tells how far a write is, and a fence ends them.
+    pub fn carry(&mut self, jobs: Vec<&'j mut J>) {
         for job in jobs {
             self.jobs.push(job);
             self.ask_for(self.jobs.len() - 1, u64::MAX);

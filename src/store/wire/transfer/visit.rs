@@ -229,16 +229,11 @@ impl<'j, J: Job> Visit<'j, J> {
             if self.waiting.jobs.is_empty() {
                 break;
             }
-            let mut part = Vec::new();
-            if version == Version::One {
-                let mut bytes = 0_u64;
-                while bytes < share
-                    && let Some(job) = self.waiting.jobs.pop_front()
-                {
-                    bytes = bytes.saturating_add(job.size());
-                    part.push(job);
-                }
-            }
+            let part = match version {
+                Version::One => self.waiting.share(share),
+                // It takes some when it has room.
+                Version::Two => Vec::new(),
+            };
             let taken = inner.known.take(&self.endpoint, &owner, now);
             let is_reused = taken.is_some();
             let dial = match taken {
@@ -248,9 +243,7 @@ impl<'j, J: Job> Visit<'j, J> {
             match dial {
                 Ok(dial) => {
                     let mut line = Line::new(dial, version, is_reused);
-                    if version == Version::One {
-                        line.carry_all(part);
-                    }
+                    line.carry(part);
                     if is_reused {
                         self.advance(inner, line, now);
                     } else {

@@ -218,7 +218,6 @@ class Decoding:
         self.view = np.frombuffer(self.steps, dtype=np.dtype(
             {"names": ["position"], "formats": ["<u8"],
              "offsets": [Step.computed_position.offset], "itemsize": c.sizeof(Step)}))
-        self.view["position"] = self.tokens
 
     def _save(self, expected):
         """A pass that saves, up to the end of its saves."""
@@ -237,25 +236,27 @@ class Decoding:
         if self.tokens % self.BLOCK + passes >= self.BLOCK:
             while self.tokens % self.BLOCK != self.BLOCK - 1:
                 self._pass()
+            self._fill_in()
             self._save(self.count)
-            self._advance()
+            self.tokens += 1
         spent = 0.0
         for _ in range(passes):
             spent += self._pass()
         return spent / passes / self.count
 
+    def _fill_in(self):
+        """What an engine writes into its steps right before it hands them over."""
+        self.view["position"] = self.tokens
+
     def _pass(self):
+        self._fill_in()
         start = time.thread_time()
         status = self.build(*self.arguments)
         self.free(self.metadata)
         spent = time.thread_time() - start
         assert status == 0
-        self._advance()
-        return spent
-
-    def _advance(self):
         self.tokens += 1
-        self.view["position"] += 1
+        return spent
 
 
 class Internals:

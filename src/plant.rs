@@ -126,6 +126,10 @@ bugs! {
         "what is released of a reservation is loaded all the same",
     WrongHolder "wrong-holder"
         "a reservation can be accepted for another request",
+    TailForgotten "tail-forgotten"
+        "tokens that a request took while it decoded are forgotten when somebody looks at it",
+    LinesMixedUp "lines-mixed-up"
+        "a request that moves to the place of one that ended takes that one's last tokens for its own",
     SleepForgotten "sleep-forgotten"
         "loads go on while the layout is unregistered, and touch its memory",
 }

@@ -34,3 +34,4 @@ mod args;
 mod guard;
 mod handle;
 mod message;
+mod steps;

@@ -7,10 +7,11 @@ use super::handle::{self, Exclusive, Noun};
 use super::metadata::kvb_metadata;
 use super::plain::{self, PageNames, kvb_engine, kvb_group_pages, kvb_request, kvb_tokens};
 use super::status::kvb_status;
+use super::steps::{PageLists, Steps};
 use super::worker::kvb_worker;
-use crate::error::{Error, Result, bail};
+use crate::error::bail;
 use crate::recycle::recycled;
-use crate::scheduler::{Accepted, Decoding, FinishReason, GroupPages, Scheduler, Step, Told};
+use crate::scheduler::{Accepted, FinishReason, GroupPages, Scheduler};
 
 /// The half that decides, for one leader (tensor parallelism) or one owner (attention DP): what
 /// the pool can supply of a prompt, which pages to load before a pass and which to publish after
@@ -105,13 +106,6 @@ const ALLOCATED: PageNames = PageNames {
     indices: "pages->indices",
     replace: "pages->replace",
 };
-/// Where page lists stand in the arguments of `kvb_scheduler_build`.
-const STEP: PageNames = PageNames {
-    list: "pass->steps->pages",
-    indices: "pass->steps->pages->indices",
-    replace: "pass->steps->pages->replace",
-};
-
 /// Where page lists stand in the acceptances of a pass.
 const ACCEPTED: PageNames = PageNames {
     list: "pass->accepted->pages",
@@ -348,35 +342,23 @@ pub unsafe extern "C" fn kvb_scheduler_build(
             let pass = args::growable(pass, "pass")?;
             let given = args::list(pass.steps, pass.step_count, "pass->steps")?;
 
-            let mut pages = recycled(std::mem::take(&mut leader.pages));
-            // In most passes there are none: found out without a branch per step.
-            if given.iter().fold(0, |lists, step| lists | step.page_lists) != 0 {
-                for (index, step) in given.iter().enumerate() {
-                    plain::group_pages(step.pages, step.page_lists, &STEP, &mut pages)
-                        .map_err(|error| within_step(error, index))?;
-                }
-            }
-            let of_steps = pages.len();
+            let lists = PageLists::new(given, recycled(std::mem::take(&mut leader.pages)));
             let settled = args::list(pass.accepted, pass.accepted_count, "pass->accepted")?;
+            let mut pages = Vec::new();
             for one in settled.iter().filter(|one| one.page_lists > 0) {
                 plain::group_pages(one.pages, one.page_lists, &ACCEPTED, &mut pages)?;
             }
-            let (of_steps, mut of_accepted) = pages.split_at(of_steps);
-            let steps = Steps {
-                all: given,
-                left: given.iter(),
-                pages: of_steps,
-            };
+            let mut left = &*pages;
             let mut accepted = Vec::with_capacity(settled.len());
             for one in settled {
                 accepted.push(Accepted {
                     reservation_id: one.reservation_id,
                     request_id: one.request_id,
-                    pages: split_front(&mut of_accepted, one.page_lists),
+                    pages: split_front(&mut left, one.page_lists),
                 });
             }
-            let built = leader.scheduler.build_from(steps, &accepted);
-            leader.pages = recycled(pages);
+            let built = leader.scheduler.build_from(Steps::new(&lists), &accepted);
+            leader.pages = recycled(lists.into_memory());
             out.write(handle::create(built?, ()));
             Ok(())
         }
@@ -444,85 +426,6 @@ pub unsafe extern "C" fn kvb_scheduler_free(scheduler: *mut kvb_scheduler) {
     guard_or("kvb_scheduler_free", (), || unsafe {
         handle::free(scheduler, "scheduler")
     });
-}
-
-/// The steps of a pass, read where they lie: a list of them would cost more than all that becomes of most.
-#[derive(Clone)]
-struct Steps<'a> {
-    all: &'a [kvb_step],
-    left: std::slice::Iter<'a, kvb_step>,
-    /// The page lists of all that are left.
-    pages: &'a [GroupPages<'a>],
-}
-
-/// One of them.
-struct ToldStep<'a> {
-    given: &'a kvb_step,
-    index: usize,
-    pages: &'a [GroupPages<'a>],
-}
-
-impl<'a> Told<'a> for ToldStep<'a> {
-    fn request_id(&self) -> u64 {
-        self.given.request_id
-    }
-
-    #[inline(always)] // as Steps::next
-    fn decoding(&self) -> Option<Decoding> {
-        let step = self.given;
-        // SAFETY: the pass's caller lends its tokens for the call, see the header's conventions.
-        let token = unsafe { step.new_tokens.only() }?;
-        (step.page_lists == 0).then_some(Decoding {
-            token,
-            computed_position: step.computed_position,
-            scheduled_tokens: step.scheduled_tokens,
-        })
-    }
-
-    fn read(&self) -> Result<Step<'a>> {
-        let step = self.given;
-        // SAFETY: as above.
-        let new_tokens = unsafe { step.new_tokens.read("pass->steps->new_tokens.data") }
-            .map_err(|error| within_step(error, self.index))?;
-        Ok(Step {
-            request_id: step.request_id,
-            new_tokens,
-            pages: self.pages,
-            computed_position: step.computed_position,
-            scheduled_tokens: step.scheduled_tokens,
-        })
-    }
-}
-
-impl<'a> Iterator for Steps<'a> {
-    type Item = ToldStep<'a>;
-
-    // Into the loop over them, since a step that comes back through memory costs as much as the rest.
-    #[inline(always)]
-    fn next(&mut self) -> Option<Self::Item> {
-        let given = self.left.next()?;
-        let index = self.all.len() - self.left.len() - 1;
-        let pages = match given.page_lists {
-            0 => &[],
-            count => split_front(&mut self.pages, count),
-        };
-        Some(ToldStep {
-            given,
-            index,
-            pages,
-        })
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.left.size_hint()
-    }
-}
-
-impl ExactSizeIterator for Steps<'_> {}
-
-#[cold]
-fn within_step(error: Error, index: usize) -> Error {
-    error.within(format_args!("steps[{index}]"))
 }
 
 /// The first `count` elements, which `rest` has no more; all of them where there are fewer.

@@ -115,21 +115,10 @@ impl Chain {
         done
     }
 
-    /// [`extend_open`](Self::extend_open) with one token, which any scheme takes.
-    #[inline(always)] // as that
-    pub fn extend_open_by(&mut self, token: i32) -> bool {
-        let (text, filled) = (&mut *self.text, self.filled as usize);
-        let done = match self.scheme {
-            Scheme::Trtllm => encode_one(
-                text,
-                trtllm::HASH_LEN,
-                filled,
-                i64::from(token).to_le_bytes(),
-            ),
-            Scheme::Kvb1 => encode_one(text, kvb1::HASH_LEN, filled, token.to_le_bytes()),
-        };
-        self.filled += u32::from(done);
-        done
+    /// So many tokens [`extend_open`](Self::extend_open) takes, in one call or in several, without a look at their values.
+    pub fn open_room(&self) -> usize {
+        let text = self.text.len().saturating_sub(self.scheme.hash_len());
+        (text / self.scheme.token_bytes()).saturating_sub(self.filled as usize + 1)
     }
 
     /// Whether these are tokens that [`extend`](Self::extend) takes.

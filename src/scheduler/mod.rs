@@ -10,9 +10,10 @@
 //! - `offer.rs`: match, allocated, cancel_load — what to load
 //! - `reserve.rs`: reservations, which do the same in another protocol
 //! - `pass.rs`: build — what travels with a pass
-//! - `record.rs`: what is known of one request; `records.rs`: of all
+//! - `record.rs`: what is known of one request; `records.rs`: of all; `lines.rs`: what a pass needs of those that decode
 //! - `report.rs`: what the worker says became of earlier passes; finished and reset
 
+mod lines;
 mod offer;
 mod pass;
 mod record;
@@ -34,7 +35,7 @@ use crate::error::{Result, bail};
 use crate::keys::{Scope, Tokens};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Recycler};
-use record::Record;
+use record::{Plain, Record};
 use records::Records;
 pub use reserve::Accepted;
 
@@ -228,10 +229,10 @@ impl Scheduler {
             );
         }
         Ok(Self {
+            records: Records::new(Plain::new(&terms)),
             terms,
             recycler: Arc::new(Recycler::new(link.source())),
             link,
-            records: Records::default(),
             placed: Vec::new(),
             open_steps: Vec::new(),
             spares: Vec::new(),

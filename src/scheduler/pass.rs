@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::lines::Lines;
 use super::record::{Plain, Record, Stage};
-use super::records::Records;
 use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step, Told};
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result, bail};
@@ -67,6 +67,9 @@ impl Scheduler {
         log.emitted.clear();
         for (step, place) in &open {
             self.take_step(step, *place, groups, &mut metadata, &mut log)?;
+            if is_decoding(step) {
+                self.records.begin_line(*place);
+            }
         }
         self.open_steps = recycled(open);
         self.keep_log(log);
@@ -120,7 +123,7 @@ impl Scheduler {
         let plain = Plain::new(terms);
         let mut placed = self.placed.iter_mut();
         while let Some((step, placed)) =
-            take_decodings(&mut self.records, steps, &mut placed, plain, call)
+            take_decodings(self.records.lines(), steps, &mut placed, call)
         {
             let id = step.request_id();
             // Also one that nobody knows has to be a step.
@@ -137,6 +140,8 @@ impl Scheduler {
             if !placed.is_plain {
                 check_step(terms, &step, visit.record, groups)?;
                 open.push((step, visit.place));
+            } else if is_decoding(&step) {
+                self.records.begin_line(placed.record);
             }
         }
         Ok(())
@@ -290,29 +295,26 @@ fn listed_twice(id: u64) -> Error {
     Error::new(Kind::InvalidArgument, message)
 }
 
+/// The next step of its request may well be one that its line takes.
+fn is_decoding(step: &Step<'_>) -> bool {
+    matches!(step.new_tokens, Tokens::I32([_]))
+}
+
 /// Takes steps as long as each is of a decoding request that lies where it lay in the last pass. The first that is not,
 /// or not plain, is answered, and nothing of it was taken.
 // Apart, since the few values it needs then stay in registers: it is what most passes do with all of their steps.
 #[inline(never)]
 fn take_decodings<'a, 'p, T: Told<'a>>(
-    records: &mut Records,
+    lines: &mut Lines,
     steps: &mut impl Iterator<Item = T>,
     placed: &mut std::slice::IterMut<'p, Placed>,
-    plain: Plain,
     call: u64,
 ) -> Option<(T, &'p mut Placed)> {
     loop {
         let (step, placed) = (steps.next()?, placed.next()?);
-        let taken = step.decoding().is_some_and(|decoding| {
-            records
-                .visit_at(placed.record, step.request_id())
-                .is_some_and(|visit| {
-                    *visit.seen_in != call && visit.record.take_decoding(&decoding, plain) && {
-                        *visit.seen_in = call;
-                        true
-                    }
-                })
-        });
+        let taken = step
+            .decoding()
+            .is_some_and(|decoding| lines.take(placed.record, step.request_id(), &decoding, call));
         if !taken {
             return Some((step, placed));
         }

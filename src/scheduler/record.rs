@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use super::{Decoding, GroupPages, Step};
+use super::lines::Limits;
+use super::{GroupPages, Step};
 use crate::engine::Terms;
 use crate::error::{Result, bail};
-use crate::keys::{Chain, Seed};
+use crate::keys::{Chain, Seed, Tokens};
 use crate::link::GroupInfo;
 use crate::plant::{self, Bug};
 
@@ -85,8 +86,7 @@ impl Plain {
     }
 }
 
-/// The first cache line has what a step of a decoding request needs, the beginning of the chain among it. There is an odd
-/// number of lines, so that the first ones of many records spread over all sets of a cache.
+/// What a step of a decoding request needs comes first, the beginning of the chain among it.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(super) struct Record {
@@ -171,19 +171,44 @@ impl Record {
         true
     }
 
-    /// [`take_plain`](Self::take_plain) for one new token.
-    #[inline(always)] // into the loop over the steps
-    pub fn take_decoding(&mut self, step: &Decoding, plain: Plain) -> bool {
-        if !self.is_plain(1, step.computed_position, step.scheduled_tokens, plain)
-            || (plain.hashes && !self.chain.extend_open_by(step.token))
-        {
-            return false;
+    /// Up to where [`take_plain`](Self::take_plain) would take steps of one new token each, at most `most` of them.
+    pub fn limits(&self, most: u16, plain: Plain) -> Option<Limits> {
+        let eligible = self.stage == Stage::Running
+            && self.load.is_none()
+            && !self.sits_out
+            && !plant::is(Bug::PagesCount);
+        if !eligible {
+            return None;
         }
-        self.tokens += 1;
-        true
+        let room = match plain.hashes {
+            true => self.chain.open_room().min(usize::from(most)) as u16,
+            false => most,
+        };
+        // Within 32 bits there are never more blocks than have a number.
+        let beyond = self.tokens + u64::from(room) + 1;
+        Some(Limits {
+            room,
+            left: room,
+            beyond: u32::try_from(beyond).ok()?,
+            first: u32::try_from(self.prompt_tokens).ok()?,
+            end: u32::try_from(self.first_saved(plain)).unwrap_or(u32::MAX),
+        })
     }
 
-    #[inline(always)] // as its callers
+    /// Takes tokens that are within its [`limits`](Self::limits).
+    pub fn take_kept(&mut self, tokens: &[i32], plain: Plain) {
+        self.tokens += tokens.len() as u64;
+        if plain.hashes && !tokens.is_empty() {
+            let done = self.chain.extend_open(Tokens::I32(tokens));
+            debug_assert!(done, "they complete no block");
+        }
+    }
+
+    /// With so many tokens computed there is a block to save.
+    fn first_saved(&self, plain: Plain) -> u64 {
+        (u64::from(self.confirmed) + 1) * plain.block_tokens
+    }
+
     fn is_plain(&self, count: u64, position: u64, scheduled: u64, plain: Plain) -> bool {
         let known = self.tokens + count;
         let Some(computed) = position.checked_add(scheduled) else {
@@ -195,7 +220,7 @@ impl Record {
             && position <= known
             && known <= plain.most_tokens
             && (count == 0 || position >= self.prompt_tokens)
-            && computed < (u64::from(self.confirmed) + 1) * plain.block_tokens
+            && computed < self.first_saved(plain)
             && !plant::is(Bug::PagesCount)
     }
 
@@ -355,15 +380,4 @@ impl Record {
 /// Where the group with this id stands among the layout's groups.
 pub(super) fn position(groups: &[GroupInfo], id: u32) -> Option<usize> {
     groups.iter().position(|group| group.id == id)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_decoding_request_needs_the_first_cache_line() {
-        assert_eq!(std::mem::offset_of!(Record, chain), 40);
-        assert_eq!(size_of::<Record>() / 64 % 2, 1, "{}", size_of::<Record>());
-    }
 }

@@ -89,7 +89,10 @@ impl Scheduler {
                     let Some(up_to) = emitted.saved_up_to else {
                         continue;
                     };
-                    if let Some(record) = self.records.get_mut(&emitted.request_id)
+                    let Some(place) = self.records.place(emitted.request_id) else {
+                        continue;
+                    };
+                    if let Some(record) = self.records.at(place)
                         && (record.generation == emitted.generation
                             || plant::is(Bug::ConfirmAnyLife))
                     {
@@ -97,6 +100,8 @@ impl Scheduler {
                         record
                             .retries
                             .retain(|retry| retry.emitted_in != Some(pass));
+                        // It decodes on.
+                        self.records.begin_line(place);
                     }
                 }
             }

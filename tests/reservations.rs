@@ -237,6 +237,31 @@ fn synchronous_reservations_load_with_their_step() {
     let kind = rig.ranks[0].cache.parts()[0];
     let found = rig.ranks[0].cache.read(kind, pages[5]);
     assert!(found == rig::content(&tokens, 5, kind, 0, found.len()));
+
+    // Once the request ran its reservation holds nothing, and another may have the number.
+    let again = rig.scheduler.reserve(&request(8, &tokens), 0, 900).unwrap();
+    assert_eq!(again.tokens as usize, BLOCKS * T);
+    let error = rig
+        .scheduler
+        .reserve(&request(9, &tokens), 0, 900)
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    // Of the first one's end the second one's reservation notices nothing.
+    rig.scheduler.finished(7, FinishReason::Ended);
+    let (_, built) = accept(&mut rig, 900, 8);
+    let step = Step {
+        request_id: 8,
+        new_tokens: Tokens::I32(&tokens),
+        pages: &[],
+        computed_position: 0,
+        scheduled_tokens: 1,
+    };
+    assert_eq!(
+        built.loads().blocks(),
+        0,
+        "it travels with the request's step"
+    );
+    assert_eq!(rig.scheduler.build(&[step]).unwrap().loads().blocks(), 6);
 }
 
 #[test]

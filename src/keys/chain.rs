@@ -18,19 +18,17 @@ const SMALL_TEXT: usize = 4096;
 ///
 /// With a lookahead only prompt tokens may count; the chain hashes what it is given, so the caller
 /// decides where the prompt ends.
-// In this order, since one token of a decoding request then touches the first 24 bytes alone.
 #[derive(Clone)]
-#[repr(C)]
 pub struct Chain {
     /// The text that the next block's hash is taken over: its parent, then its encoded tokens. Behind `filled` tokens
     /// it is anything; it is never longer than the whole block.
     text: Box<[u8]>,
     /// How many tokens of the text are there; fewer than `window` between calls.
     filled: u32,
-    /// The seed's.
+    tokens_per_block: u32,
+    lookahead: u32,
     scheme: Scheme,
-    tokens_per_block: usize,
-    seed: Seed,
+    /// The seed, then the blocks' hashes: each block's parent stands before it.
     hashes: Vec<u8>,
 }
 
@@ -64,21 +62,21 @@ impl Chain {
         Ok(Self {
             text: seed.as_bytes().into(),
             filled: 0,
+            tokens_per_block,
+            lookahead,
             scheme,
-            tokens_per_block: tokens_per_block as usize,
-            seed,
-            hashes: Vec::new(),
+            hashes: seed.as_bytes().into(),
         })
     }
 
     /// Forgets all tokens and starts again under `seed`, with the seed's scheme and lookahead and
     /// the same block size. Keeps its memory.
     pub fn reset(&mut self, seed: Seed) {
-        self.seed = seed;
-        self.scheme = seed.scheme();
-        self.hashes.clear();
-        self.filled = 0;
+        (self.scheme, self.lookahead) = (seed.scheme(), seed.lookahead());
         let parent = seed.as_bytes();
+        self.hashes.clear();
+        self.hashes.extend_from_slice(parent);
+        self.filled = 0;
         // A block of the new scheme may be shorter than one of the old.
         if self.text.len() < parent.len() || self.text.len() > self.text_end(self.window()) {
             self.text = parent.into();
@@ -172,9 +170,10 @@ impl Chain {
         }
     }
 
-    /// What it began with.
-    pub fn seed(&self) -> Seed {
-        self.seed
+    /// Whether this is what it began with.
+    pub fn begins_with(&self, seed: &Seed) -> bool {
+        (self.scheme, self.lookahead) == (seed.scheme(), seed.lookahead())
+            && self.hashes.starts_with(seed.as_bytes())
     }
 
     /// The scheme of the hashes.
@@ -184,8 +183,7 @@ impl Chain {
 
     /// How many tokens there are in one block.
     pub fn tokens_per_block(&self) -> u32 {
-        // It was made from a u32.
-        self.tokens_per_block as u32
+        self.tokens_per_block
     }
 
     /// How many tokens went in, those of the open block included.
@@ -196,40 +194,43 @@ impl Chain {
     /// How many blocks are hashed.
     pub fn block_count(&self) -> usize {
         // Divided by constants, which costs a shift.
-        match self.scheme() {
+        let parents = match self.scheme() {
             Scheme::Trtllm => self.hashes.len() / trtllm::HASH_LEN,
             Scheme::Kvb1 => self.hashes.len() / kvb1::HASH_LEN,
-        }
+        };
+        // The seed is the first.
+        parents - 1
     }
 
     /// The hash of block `block`, or `None` when it is not hashed yet.
     pub fn hash(&self, block: usize) -> Option<&[u8]> {
-        let length = self.scheme().hash_len();
-        let start = block.checked_mul(length)?;
-        self.hashes.get(start..start.checked_add(length)?)
+        self.parent(block.checked_add(1)?)
     }
 
     /// All hashes, one behind the other, [`Scheme::hash_len`] bytes each.
     pub fn hashes(&self) -> &[u8] {
-        &self.hashes
+        &self.hashes[self.scheme().hash_len()..]
     }
 
     /// The parent of block `block`: the hash of the block before it, or the seed. Known for every
     /// hashed block and for the one to come; `None` behind it.
     pub fn parent(&self, block: usize) -> Option<&[u8]> {
-        match block.checked_sub(1) {
-            None => Some(self.seed.as_bytes()),
-            Some(before) => self.hash(before),
-        }
+        let length = self.scheme().hash_len();
+        let start = block.checked_mul(length)?;
+        self.hashes.get(start..start.checked_add(length)?)
     }
 
     fn known_tokens(&self) -> usize {
-        self.block_count() * self.tokens_per_block + self.filled as usize
+        self.block_count() * self.block_tokens() + self.filled as usize
     }
 
     /// How many tokens a block's hash is taken over.
     fn window(&self) -> usize {
-        self.tokens_per_block + self.seed.lookahead() as usize
+        self.block_tokens() + self.lookahead as usize
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.tokens_per_block as usize
     }
 
     /// Checks the tokens and makes room for the hashes they will give.
@@ -241,7 +242,7 @@ impl Chain {
             return Ok(());
         };
         let length = self.scheme().hash_len();
-        let needed = (beyond / self.tokens_per_block + 1) * length;
+        let needed = (beyond / self.block_tokens() + 1) * length;
         if self.hashes.capacity() - self.hashes.len() < needed {
             // Slack of an eighth instead of Vec's doubling: hashes are most of what a request costs.
             let slack = (self.block_count() / 8).max(2) * length;
@@ -322,11 +323,11 @@ impl Chain {
     fn append(&mut self, hash: &[u8]) {
         self.hashes.extend_from_slice(hash);
         self.text[..hash.len()].copy_from_slice(hash);
-        if self.seed.lookahead() > 0 {
-            let overlap = self.text_end(self.tokens_per_block)..self.text_end(self.window());
+        if self.lookahead > 0 {
+            let overlap = self.text_end(self.block_tokens())..self.text_end(self.window());
             self.text.copy_within(overlap, hash.len());
         }
-        self.filled = self.seed.lookahead();
+        self.filled = self.lookahead;
     }
 }
 
@@ -378,7 +379,7 @@ impl fmt::Debug for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = self.text.get(..self.text_end(self.filled as usize));
         f.debug_struct("Chain")
-            .field("seed", &self.seed)
+            .field("lookahead", &self.lookahead)
             .field("hashes", &self.hashes)
             .field("open", &open)
             .finish_non_exhaustive()
@@ -445,7 +446,7 @@ pub fn hash_blocks(
     let seed = seed(scheme, scope)?;
     let mut chain = Chain::new(scheme, tokens_per_block, scope.lookahead, seed)?;
     chain.extend(tokens)?;
-    Ok(chain.hashes)
+    Ok(chain.hashes().to_vec())
 }
 
 // A digest is written over the parent in front of the text: both are a hash of the same scheme.

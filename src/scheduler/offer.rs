@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
-use super::record::{Offered, Record, Stage, position};
+use super::record::{Offered, Record, position};
 use super::{FailedBlock, GENERATIONS, GroupPages, Offer, Request, Scheduler};
 use crate::error::{Error, Kind, Result, bail};
 use crate::keys::{Chain, Scope, Seed, TokenDigest, seed};
@@ -69,13 +69,16 @@ impl Scheduler {
     }
 
     fn is_same_request(&self, id: u64, seed: Seed, digest: &TokenDigest) -> bool {
-        self.records.get(&id).is_some_and(|record| {
-            record.stage != Stage::Running
-                && !record.is_parked()
-                && record.chain.seed() == seed
-                && record.prompt_tokens == digest.count()
-                && record.prompt_digest == digest.value()
-        })
+        let Some(record) = self.records.get(&id) else {
+            return false;
+        };
+        let Some(start) = &record.start else {
+            return false;
+        };
+        !record.is_parked()
+            && record.chain.begins_with(&seed)
+            && record.prompt_tokens == digest.count()
+            && start.prompt_digest == digest.value()
     }
 
     fn begin_generation(
@@ -98,7 +101,9 @@ impl Scheduler {
         // May refuse a token: nothing was changed before it.
         record.chain.extend(request.prompt)?;
         record.prompt_tokens = digest.count();
-        record.prompt_digest = digest.value();
+        if let Some(start) = &mut record.start {
+            start.prompt_digest = digest.value();
+        }
         record.tokens = digest.count();
         // What nobody ended of an earlier life may still be in flight under this id.
         record.ever_saved = self
@@ -115,16 +120,20 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The offer in tokens for a record that exists.
+    /// The offer in tokens for a record that exists and does not run.
     fn offer(&mut self, id: u64, local: u64) -> u64 {
         let size = self.block_tokens();
         let Some(record) = self.records.get(&id) else {
             return 0;
         };
-        let mut offered = record.offered.clone();
+        let Some(start) = &record.start else {
+            return 0;
+        };
+        let mut offered = start.offered.clone();
         let takes_part = self.terms.role.reads() && !record.sits_out;
         let end = if takes_part && local.is_multiple_of(size) {
-            self.answer(id, record, &mut offered, local)
+            let may_ask = !start.is_allocated;
+            self.answer(id, record, &mut offered, local, may_ask)
         } else {
             local
         };
@@ -132,16 +141,23 @@ impl Scheduler {
         offered.made = end > local;
         // What was allocated stays settled until it is settled anew, by what was said last.
         if let Some(record) = self.records.get_mut(&id)
-            && record.stage != Stage::Running
+            && let Some(start) = &mut record.start
         {
-            record.offered = offered;
+            start.offered = offered;
         }
         end - local
     }
 
     /// Where the stored prefix beyond `local` ends, as far as it may be offered. Asks the pool what
-    /// is not remembered.
-    fn answer(&self, id: u64, record: &Record, offered: &mut Offered, local: u64) -> u64 {
+    /// is not remembered, and, if it `may_ask` anew, what was heard before the last build.
+    fn answer(
+        &self,
+        id: u64,
+        record: &Record,
+        offered: &mut Offered,
+        local: u64,
+        may_ask: bool,
+    ) -> u64 {
         let size = self.block_tokens();
         // At least one token stays to compute.
         let mut usable =
@@ -155,7 +171,7 @@ impl Scheduler {
             usable = usable.min(u64::from(failed.block));
         }
         let usable = usable * size;
-        if record.stage == Stage::Matched && offered.asked_after != Some(self.pass) {
+        if may_ask && offered.asked_after != Some(self.pass) {
             *offered = Offered {
                 known: local..local + self.stored(record, local..usable),
                 asked_after: Some(self.pass),
@@ -228,7 +244,7 @@ impl Scheduler {
         if record.sits_out && honoured_tokens == 0 {
             return Ok(());
         }
-        if record.stage == Stage::Running && honoured_tokens > 0 {
+        if record.runs() && honoured_tokens > 0 {
             bail!(
                 BadState,
                 "request {request_id}: {honoured_tokens} tokens are honoured, but it is already running"
@@ -247,7 +263,10 @@ impl Scheduler {
             }
             return Ok(());
         }
-        let offered = record.offered.open.clone();
+        let (offered, was_made) = match &record.start {
+            Some(start) => (start.offered.open.clone(), start.offered.made),
+            None => (0..0, false),
+        };
         if !honoured_tokens.is_multiple_of(size) || honoured_tokens > offered.end - offered.start {
             bail!(
                 InvalidArgument,
@@ -261,11 +280,11 @@ impl Scheduler {
         let blocks = as_blocks(&honoured, size);
         check_destinations(request_id, record, pages, groups, blocks.clone())?;
         record.enter_pages(pages, groups);
-        if record.stage != Stage::Running {
+        if !record.runs() {
             // An engine that was made an asynchronous offer parks the request however little of it
             // it honours.
             let is_async = self.terms.async_load
-                && record.offered.made
+                && was_made
                 && !(plant::is(Bug::NothingParked) && blocks.is_empty());
             if is_async {
                 self.to_park.push(request_id);
@@ -284,18 +303,18 @@ impl Scheduler {
         let Some(record) = self.records.get_mut(&request_id) else {
             return Ok(());
         };
-        if record.stage == Stage::Running || record.load.as_ref().is_some_and(|load| load.emitted) {
+        let travelled = record.load.as_ref().is_some_and(|load| load.emitted);
+        let Some(start) = record.start.as_mut().filter(|_| !travelled) else {
             bail!(
                 BadState,
                 "request {request_id}: tokens {from} … {to}: the offer was consumed"
             );
-        }
+        };
+        let offered = &mut start.offered;
         let open = match &record.load {
             Some(load) => load.tokens(size),
-            None if record.stage == Stage::Allocated => {
-                record.offered.open.start..record.offered.open.start
-            }
-            None => record.offered.open.clone(),
+            None if start.is_allocated => offered.open.start..offered.open.start,
+            None => offered.open.clone(),
         };
         let left = remaining(&open, from..to, size).ok_or_else(|| {
             Error::new(
@@ -313,7 +332,7 @@ impl Scheduler {
                     record.load = None;
                 }
             }
-            None => record.offered.open = left,
+            None => offered.open = left,
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::lines::Lines;
-use super::record::{Plain, Record, Stage};
+use super::record::{Plain, Record, Start};
 use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step, Told};
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result, bail};
@@ -188,7 +188,9 @@ impl Scheduler {
             let blocks = load.blocks.clone();
             record.loaded = blocks.clone();
             emit(metadata.parked_mut(), record, id, groups, blocks);
-            if let Some(reservation) = record.reservation {
+            if let Some(start) = &record.start
+                && let Some(reservation) = start.reservation
+            {
                 metadata.parked_mut().set_ticket(reservation);
             }
         }
@@ -208,13 +210,20 @@ impl Scheduler {
         let Some(record) = self.records.at(place) else {
             return Ok(());
         };
-        if record.stage == Stage::Running {
-            record.tokens += step.new_tokens.len() as u64;
-            if hashes {
-                record.chain.extend(step.new_tokens)?;
+        match record.start.take() {
+            None => {
+                record.tokens += step.new_tokens.len() as u64;
+                if hashes {
+                    record.chain.extend(step.new_tokens)?;
+                }
+            }
+            // Whatever its reservation still holds is stale.
+            Some(start) => {
+                if let Some(reservation) = start.reservation {
+                    self.reservations.remove(&reservation);
+                }
             }
         }
-        record.stage = Stage::Running;
         record.sits_out |= groups.is_empty() && !step.pages.is_empty();
         if record.sits_out {
             return Ok(());
@@ -326,7 +335,10 @@ fn take_decodings<'a, 'p, T: Told<'a>>(
 fn check_step(terms: &Terms, step: &Step<'_>, record: &Record, groups: &[GroupInfo]) -> Result<()> {
     let size = u64::from(terms.tokens_per_block);
     let (id, position) = (step.request_id, step.computed_position);
-    let known = if record.stage == Stage::Running {
+    let known = if let Some(start) = &record.start {
+        check_first_report(record, start, id, step.new_tokens)?;
+        record.tokens
+    } else {
         check_tokens(terms.scheme, id, step.new_tokens)?;
         if !step.new_tokens.is_empty() && position < record.prompt_tokens {
             bail!(
@@ -337,9 +349,6 @@ fn check_step(terms: &Terms, step: &Step<'_>, record: &Record, groups: &[GroupIn
             );
         }
         record.tokens + step.new_tokens.len() as u64
-    } else {
-        check_first_report(record, id, step.new_tokens)?;
-        record.tokens
     };
     if position > known {
         bail!(
@@ -469,10 +478,10 @@ fn emit(transfers: &mut Transfers, record: &Record, id: u64, groups: usize, bloc
     }
 }
 
-fn check_first_report(record: &Record, id: u64, tokens: Tokens<'_>) -> Result<()> {
+fn check_first_report(record: &Record, start: &Start, id: u64, tokens: Tokens<'_>) -> Result<()> {
     let mut digest = TokenDigest::new();
     digest.extend(tokens);
-    if digest.count() != record.prompt_tokens || digest.value() != record.prompt_digest {
+    if digest.count() != record.prompt_tokens || digest.value() != start.prompt_digest {
         bail!(
             Contradiction,
             "request {id}: the first report has {} tokens that are not the prompt of {} tokens it was matched with",

@@ -13,15 +13,16 @@ use crate::plant::{self, Bug};
 /// Records kept for their memory at most.
 pub(super) const SPARES: usize = 64;
 
-/// Where a request is between match and its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Matched; may be asked about again.
-    Matched,
-    /// Its pages were reported and the offer settled.
-    Allocated,
-    /// It was part of a pass.
-    Running,
+/// What is of interest until a request was part of a pass.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Start {
+    /// Its pages were reported and the offer settled; until then it may be asked about again.
+    pub is_allocated: bool,
+    /// Digest of the prompt's tokens.
+    pub prompt_digest: u64,
+    pub offered: Offered,
+    /// The reservation that holds the offer.
+    pub reservation: Option<u64>,
 }
 
 /// The offer and what the pool said behind it, in absolute prompt tokens.
@@ -86,33 +87,28 @@ impl Plain {
     }
 }
 
-/// What a step of a decoding request needs comes first, the beginning of the chain among it.
+/// What is known of one request, all of its life. There are thousands of them, so it is kept small.
 #[derive(Debug, Clone)]
-#[repr(C, align(64))]
 pub(super) struct Record {
+    /// `None` once it was part of a pass.
+    pub start: Option<Box<Start>>,
     /// Tokens reported so far; the prompt counts from the match on.
     pub tokens: u64,
     pub prompt_tokens: u64,
+    pub generation: u64,
+    pub chain: Chain,
+    /// Page per block, one list per layer group.
+    pub pages: Vec<Vec<i32>>,
+    pub retries: Vec<Retry>,
+    pub load: Option<Load>,
+    /// Blocks that came from the pool; they are not written back.
+    pub loaded: Range<u32>,
     /// Blocks below it were queued for saving, or need not be.
     pub confirmed: u32,
-    pub load: Option<Load>,
-    pub stage: Stage,
     /// Pages that count as computed were lost: nothing behind them may be published.
     pub spoilt: bool,
     /// Its pages were reported while no layout was registered: it takes no part in this life.
     pub sits_out: bool,
-    pub chain: Chain,
-    pub generation: u64,
-    /// Digest of the prompt's tokens.
-    pub prompt_digest: u64,
-    pub offered: Offered,
-    /// The reservation that holds the offer.
-    pub reservation: Option<u64>,
-    /// Blocks that came from the pool; they are not written back.
-    pub loaded: Range<u32>,
-    /// Page per block, one list per layer group.
-    pub pages: Vec<Vec<i32>>,
-    pub retries: Vec<Retry>,
     /// A save was emitted, or a synchronous load for which the pool writes into the cache itself: pages may be in flight
     /// on some rank until it is reported.
     pub ever_saved: bool,
@@ -121,21 +117,18 @@ pub(super) struct Record {
 impl Record {
     pub fn new(chain: Chain) -> Self {
         Self {
+            start: Some(Box::default()),
             tokens: 0,
             prompt_tokens: 0,
-            confirmed: 0,
-            load: None,
-            stage: Stage::Matched,
-            spoilt: false,
-            sits_out: false,
-            chain,
             generation: 0,
-            prompt_digest: 0,
-            offered: Offered::default(),
-            reservation: None,
-            loaded: 0..0,
+            chain,
             pages: Vec::new(),
             retries: Vec::new(),
+            load: None,
+            loaded: 0..0,
+            confirmed: 0,
+            spoilt: false,
+            sits_out: false,
             ever_saved: false,
         }
     }
@@ -151,6 +144,11 @@ impl Record {
             retries: self.retries,
             ..Self::new(self.chain)
         }
+    }
+
+    /// It was part of a pass.
+    pub fn runs(&self) -> bool {
+        self.start.is_none()
     }
 
     /// Takes a step that has nothing to check against the offer, enters no pages and completes no block, as most steps of
@@ -173,10 +171,8 @@ impl Record {
 
     /// Up to where [`take_plain`](Self::take_plain) would take steps of one new token each, at most `most` of them.
     pub fn limits(&self, most: u16, plain: Plain) -> Option<Limits> {
-        let eligible = self.stage == Stage::Running
-            && self.load.is_none()
-            && !self.sits_out
-            && !plant::is(Bug::PagesCount);
+        let eligible =
+            self.runs() && self.load.is_none() && !self.sits_out && !plant::is(Bug::PagesCount);
         if !eligible {
             return None;
         }
@@ -214,7 +210,7 @@ impl Record {
         let Some(computed) = position.checked_add(scheduled) else {
             return false;
         };
-        self.stage == Stage::Running
+        self.runs()
             && self.load.is_none()
             && !self.sits_out
             && position <= known
@@ -234,7 +230,9 @@ impl Record {
 
     /// The engine has settled the offer on these blocks.
     pub fn settle(&mut self, blocks: Range<u32>, is_async: bool) {
-        self.stage = Stage::Allocated;
+        if let Some(start) = &mut self.start {
+            start.is_allocated = true;
+        }
         self.load = (is_async || !blocks.is_empty()).then_some(Load {
             blocks,
             is_async,
@@ -380,4 +378,15 @@ impl Record {
 /// Where the group with this id stands among the layout's groups.
 pub(super) fn position(groups: &[GroupInfo], id: u32) -> Option<usize> {
     groups.iter().position(|group| group.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With its line a request takes 200 bytes beyond its blocks' hashes and pages.
+    #[test]
+    fn a_record_is_small() {
+        assert!(size_of::<Record>() <= 168, "{}", size_of::<Record>());
+    }
 }

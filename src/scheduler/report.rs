@@ -168,7 +168,9 @@ impl Scheduler {
             return;
         };
         self.link.life_ended(request_id, record.generation);
-        if let Some(reservation) = record.reservation {
+        if let Some(start) = &record.start
+            && let Some(reservation) = start.reservation
+        {
             self.reservations.remove(&reservation);
         }
         if record.may_be_in_flight() || record.load.as_ref().is_some_and(|load| load.emitted) {

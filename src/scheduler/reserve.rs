@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::offer::{as_blocks, check_destinations, remaining};
-use super::record::{Record, Stage};
+use super::record::Record;
 use super::{GroupPages, Offer, Request, Scheduler};
 use crate::error::{Error, Kind, Result, bail};
 use crate::link::GroupInfo;
@@ -42,11 +42,15 @@ impl Scheduler {
             );
         }
         let held = self.records.get(&request.id).and_then(|record| {
-            let same = record.reservation == Some(reservation_id);
-            same.then(|| (record.generation, record.offered.open.clone()))
+            let start = record.start.as_ref()?;
+            let same = start.reservation == Some(reservation_id);
+            same.then(|| (record.generation, start.offered.open.clone()))
         });
         let mut offer = self.match_request(request, local_tokens)?;
         let Some(record) = self.records.get_mut(&request.id) else {
+            return Ok(offer);
+        };
+        let Some(start) = &mut record.start else {
             return Ok(offer);
         };
         match held {
@@ -55,11 +59,11 @@ impl Scheduler {
                     && local_tokens.is_multiple_of(u64::from(self.terms.tokens_per_block));
                 offer.tokens = if inside { open.end - local_tokens } else { 0 };
                 offer.is_async = offer.tokens > 0 && self.terms.async_load;
-                record.offered.open = open;
-                record.offered.made = true;
+                start.offered.open = open;
+                start.offered.made = true;
             }
             _ => {
-                if let Some(earlier) = record.reservation.replace(reservation_id)
+                if let Some(earlier) = start.reservation.replace(reservation_id)
                     && !plant::is(Bug::StaleAccepted)
                 {
                     self.reservations.remove(&earlier);
@@ -94,10 +98,11 @@ impl Scheduler {
             return Ok(());
         }
         let left = remaining(&held, given, size).ok_or_else(refused)?;
-        match &mut record.load {
+        match (&mut record.load, &mut record.start) {
             _ if plant::is(Bug::ReleaseIgnored) => {}
-            Some(load) => load.blocks = as_blocks(&left, size),
-            None => record.offered.open = left,
+            (Some(load), _) => load.blocks = as_blocks(&left, size),
+            (None, Some(start)) => start.offered.open = left,
+            (None, None) => {}
         }
         Ok(())
     }
@@ -182,9 +187,10 @@ pub(super) struct Undo {
 impl Record {
     /// What its reservation holds, in prompt tokens.
     fn held(&self, size: u64) -> Range<u64> {
-        match &self.load {
-            Some(load) => load.tokens(size),
-            None => self.offered.open.clone(),
+        match (&self.load, &self.start) {
+            (Some(load), _) => load.tokens(size),
+            (None, Some(start)) => start.offered.open.clone(),
+            (None, None) => 0..0,
         }
     }
 }
@@ -198,8 +204,7 @@ fn held_by<'a>(
 ) -> Option<&'a mut Record> {
     let record = records.get_mut(reservations.get(&reservation_id)?)?;
     let travelled = record.load.as_ref().is_some_and(|load| load.emitted);
-    let holds = (record.reservation == Some(reservation_id) || plant::is(Bug::StaleAccepted))
-        && record.stage != Stage::Running
-        && !travelled;
-    holds.then_some(record)
+    let start = record.start.as_ref()?;
+    let holds = start.reservation == Some(reservation_id) || plant::is(Bug::StaleAccepted);
+    (holds && !travelled).then_some(record)
 }

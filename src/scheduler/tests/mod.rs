@@ -1,5 +1,6 @@
 //! The scheduler beside a worker that only pretends: every answer and report is the test's.
 
+mod lines;
 mod offers;
 mod passes;
 mod properties;
@@ -78,9 +79,13 @@ fn config(role: &str) -> Config {
 }
 
 fn bench_with(role: &str, engine: &Engine, group_count: u32) -> Bench {
+    bench_on(&config(role), engine, group_count)
+}
+
+fn bench_on(config: &Config, engine: &Engine, group_count: u32) -> Bench {
     let fake = Arc::new(Fake::default());
     *fake.groups.lock() = Some(groups(group_count));
-    let terms = engine.terms(&config(role)).unwrap();
+    let terms = engine.terms(config).unwrap();
     let scheduler = Scheduler::new(terms, Arc::clone(&fake) as Arc<dyn LocalWorker>).unwrap();
     Bench { fake, scheduler }
 }

@@ -6,8 +6,8 @@
 
 pub use primitives::{AtomicBool, Condvar, JoinHandle, Mutex, MutexGuard, spawn};
 
-pub use std::sync::Arc;
 pub use std::sync::atomic::Ordering;
+pub use std::sync::{Arc, Weak};
 
 use std::time::{Duration, Instant};
 

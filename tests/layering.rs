@@ -35,6 +35,20 @@ const MAY_BE_UNSAFE: [&str; 7] = [
     "store/wire/segment/memory.rs",
 ];
 
+/// What several threads run through by hand, and loom in every order: a lock, thread or atomic of another kind
+/// would be one that loom does not see.
+const ONLY_FROM_SYNC: [&str; 9] = [
+    "lane/mod.rs",
+    "lane/shared.rs",
+    "store/breaker.rs",
+    "store/guarded/",
+    "worker/fence.rs",
+    "worker/finished.rs",
+    "worker/parked.rs",
+    "worker/sets.rs",
+    "worker/shutdown.rs",
+];
+
 fn sources() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
@@ -192,6 +206,33 @@ fn unsafe_stands_only_where_memory_is_met() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(seen > 10, "the search finds nothing: {seen}");
+}
+
+#[test]
+fn what_loom_runs_takes_its_primitives_from_sync() {
+    let mut wrong = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (name, text) in sources() {
+        let starts = |listed: &&&str| name.starts_with(**listed);
+        // loom's own tests count what they see with its atomics.
+        let Some(listed) = ONLY_FROM_SYNC.iter().find(starts) else {
+            continue;
+        };
+        if name.ends_with("loom.rs") {
+            continue;
+        }
+        seen.insert(listed);
+        for (number, line) in code(&name, &text).lines().enumerate() {
+            if ["parking_lot", "std::sync", "std::thread", "loom::"]
+                .iter()
+                .any(|other| line.contains(other))
+            {
+                wrong.push(format!("{name}:{}: {line}", number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(seen.len(), ONLY_FROM_SYNC.len(), "some are gone: {seen:?}");
 }
 
 #[test]

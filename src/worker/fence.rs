@@ -1,12 +1,10 @@
 //! What asynchronous loads wait for before they write into newly allocated pages: copies of the
 //! engine's own that are not ordered against us.
 
-use std::sync::Arc;
-
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
 use crate::plant::{self, Bug};
-use crate::sync::Mutex;
+use crate::sync::{Arc, Mutex};
 
 /// Something to wait for, given by the engine with `bind`.
 pub trait Wait: Send + Sync {

@@ -3,13 +3,19 @@
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
+use std::time::Duration;
 
 use super::fence::{Fence, SharedFence, Wait};
 use super::finished::Finished;
 use super::parked::{Ending, Gate, Parked};
-use crate::device::HostDevice;
+use super::sets::Sets;
+use crate::device::{Device, HostDevice};
 use crate::error::Result;
-use crate::sync::{Arc, Mutex};
+use crate::lane::Mode;
+use crate::staging;
+use crate::store::guarded::{Buffers, Guarded, Settings};
+use crate::store::{Store, embedded};
+use crate::sync::{Arc, Mutex, SystemClock};
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -126,5 +132,103 @@ fn a_fence_is_waited_for_once() {
         assert_eq!(door.0.load(Ordering::SeqCst), 1);
         assert!(other.join().unwrap());
         assert_eq!(door.0.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// So many sets of one slot, known to a pool that answers at once.
+fn sets(pool: &Arc<embedded::Pool>, count: u32) -> Arc<Sets> {
+    let time = Duration::from_secs(1);
+    let settings = Settings {
+        lookup: time,
+        load: time,
+        save: time,
+        registration: time,
+        close: time,
+        cooldown: time,
+        bound: 1,
+        callers: 1,
+    };
+    let store = Arc::clone(pool) as Arc<dyn Store>;
+    let clock = Arc::new(SystemClock::new());
+    let store = Guarded::start(store, settings, clock, &Mode::Threads).unwrap();
+    let device = Arc::new(HostDevice) as Arc<dyn Device>;
+    Sets::open(&device, &store, staging::plan(128, 1, 16, 1), count).unwrap()
+}
+
+fn pool() -> Arc<embedded::Pool> {
+    let clock = Arc::new(SystemClock::new());
+    embedded::Pool::new(1 << 16, 0.05, Duration::ZERO, clock).unwrap()
+}
+
+/// Threads that want one set between them: whoever has it has it alone, and gives it back whole.
+#[test]
+fn a_set_of_slots_has_one_owner() {
+    let pool = pool();
+    model(move || {
+        let sets = sets(&pool, 1);
+        let owners = Arc::new(AtomicUsize::new(0));
+        let use_one = |sets: &Arc<Sets>, owners: &AtomicUsize| {
+            let Some(set) = sets.take().unwrap() else {
+                return;
+            };
+            assert_eq!(owners.fetch_add(1, Ordering::SeqCst), 0);
+            thread::yield_now();
+            owners.fetch_sub(1, Ordering::SeqCst);
+            drop(set);
+        };
+        let other = {
+            let (sets, owners) = (Arc::clone(&sets), Arc::clone(&owners));
+            thread::spawn(move || use_one(&sets, &owners))
+        };
+        use_one(&sets, &owners);
+        other.join().unwrap();
+        let set = sets.take().unwrap();
+        assert!(set.is_some(), "it is home again");
+        assert!(sets.take().unwrap().is_none(), "and there is no other");
+    });
+}
+
+/// A late call brings its set home while its caller goes on without it: in every order the caller finds another,
+/// and never the memory that the call still has.
+#[test]
+fn who_lost_a_set_finds_another_however_late_it_comes_home() {
+    let pool = pool();
+    model(move || {
+        let sets = sets(&pool, 1);
+        let mut late = sets.take().unwrap().unwrap();
+        let address = late.slots().unwrap().range().start;
+        let is_home = Arc::new(AtomicBool::new(false));
+        let call = {
+            let is_home = Arc::clone(&is_home);
+            thread::spawn(move || {
+                is_home.store(true, Ordering::SeqCst);
+                late.come_home();
+            })
+        };
+        sets.lost_one();
+        let mut set = sets.take().unwrap().expect("one for each thread");
+        let own = set.slots().unwrap().range().start;
+        assert!(own != address || is_home.load(Ordering::SeqCst));
+        call.join().unwrap();
+        drop(set);
+        assert!(sets.take().unwrap().is_some());
+    });
+}
+
+/// A set that comes back beside the end is not lent again: whoever closed may have gone without it.
+#[test]
+fn nothing_is_lent_after_a_close() {
+    let pool = pool();
+    model(move || {
+        let sets = sets(&pool, 2);
+        let mut set = sets.take().unwrap().unwrap();
+        let user = thread::spawn(move || {
+            set.slots().unwrap();
+            drop(set);
+        });
+        sets.close(Duration::from_secs(1));
+        assert!(sets.take().unwrap().is_none());
+        user.join().unwrap();
+        assert!(sets.take().unwrap().is_none());
     });
 }

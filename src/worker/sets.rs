@@ -6,10 +6,7 @@
 //! that failed so that the pool may still use its buffers has it for ever. Such a set is not at hand: another
 //! is allocated in its place when one is needed. The guard of the pool bounds how often that can happen.
 
-use std::sync::{Arc, Weak};
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use crate::device::Device;
 use crate::device::memory::{Source, Target};
@@ -18,7 +15,7 @@ use crate::node::{self, Budget};
 use crate::staging::{Plan, Slots};
 use crate::store::Store;
 use crate::store::guarded::{Buffers, Guarded};
-use crate::sync::keep_for_ever;
+use crate::sync::{Arc, Mutex, Weak, keep_for_ever};
 
 /// How long a set that takes the place of a lost one may take to be known to the pool: a load waits for it.
 const PATIENCE_FOR_SPARE: Duration = Duration::from_secs(1);

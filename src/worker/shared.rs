@@ -69,7 +69,7 @@ pub(super) struct Shared {
     pub queued: AtomicU64,
     /// Present while a layout is registered.
     pub plan: RwLock<Option<Arc<PagePlan>>>,
-    pub finished: Mutex<Finished>,
+    pub finished: crate::sync::Mutex<Finished>,
     /// Locked before `reports`, when both are.
     pub parked: crate::sync::Mutex<Parked>,
     /// The first error of a load thread: nothing that is loaded can be relied on any more.
@@ -111,7 +111,7 @@ impl Shared {
             stats: Counters::default(),
             queued: AtomicU64::new(0),
             plan: RwLock::new(None),
-            finished: Mutex::default(),
+            finished: crate::sync::Mutex::default(),
             parked: crate::sync::Mutex::default(),
             load_error: Mutex::default(),
             reports: Mutex::default(),

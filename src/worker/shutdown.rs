@@ -1,12 +1,12 @@
 //! The end of a worker, from any state.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Worker;
 use crate::error::{Result, bail};
 use crate::lane::Drain;
 use crate::store::guarded::LEAST_PATIENCE;
+use crate::sync::Ordering;
 
 /// How long [`Worker::drop`] lets queued saves run.
 const PATIENCE_ON_DROP: Duration = Duration::from_secs(10);

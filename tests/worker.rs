@@ -18,7 +18,7 @@ use kvbridge::keys::{Scheme, Scope, Tokens, hash_blocks};
 use kvbridge::layout::Part;
 use kvbridge::scheduler::{FinishReason, GroupPages, Step};
 use kvbridge::store::faulty::{Action, Call, Rule, Which};
-use rig::{Rig, Setup, Sick, T, prompt, rig_on, rule, two_groups};
+use rig::{Lines, Rig, Setup, Sick, T, prompt, rig_on, rule, two_groups};
 
 const OWN: (usize, Part) = (0, Part::Sharded);
 
@@ -361,6 +361,52 @@ fn c8_a_budget_below_one_page_is_raised_to_one() {
     rig.pass(&[(2, T)]);
     rig.check(2);
     assert_eq!(rig.faulty.count(Call::Get).calls, 9);
+}
+
+/// Pages of 128 bytes with their seals take slots of 192.
+#[test]
+fn c8_the_budget_of_a_direction_is_split_evenly_over_its_threads() {
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(lines.clone());
+    let staged = |async_load: bool, role: &'static str, staging: u64| {
+        let mut rig = Rig::new(Setup {
+            async_load,
+            role,
+            staging,
+            more: r#""async_load_workers": 3,"#,
+            ..Setup::default()
+        });
+        let sizes = rig.ranks[0].lent.known_sizes();
+        rig.ranks[0].worker.unregister_layout().unwrap();
+        assert!(rig.ranks[0].lent.known_sizes().is_empty());
+        (sizes, lines.take_warnings())
+    };
+    let none = Vec::<String>::new;
+    // Two slots for each load thread, and no set for synchronous loads beside them; a batch of four for saves.
+    for budget in [6 * 192, 9 * 192 - 1] {
+        assert_eq!(
+            staged(true, "both", budget),
+            (vec![2 * 192, 2 * 192, 2 * 192, 4 * 192], none())
+        );
+    }
+    assert_eq!(
+        staged(false, "both", 6 * 192),
+        (vec![4 * 192, 4 * 192], none())
+    );
+    assert_eq!(staged(true, "consumer", 3 * 192), (vec![192; 3], none()));
+    assert_eq!(staged(true, "producer", 3 * 192), (vec![3 * 192], none()));
+    // A share below a page: the direction is named, and the other one, with one thread, has enough.
+    let (sizes, said) = staged(true, "both", 3 * 192 - 1);
+    assert_eq!(sizes, [192, 192, 192, 2 * 192]);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("staging_buffer_bytes = 575 for 3 load threads is less than one page"),
+        "{said:?}"
+    );
+    let (sizes, said) = staged(true, "both", 1);
+    assert_eq!(sizes, [192; 4]);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[1].contains("for 1 save threads"), "{said:?}");
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub struct Lent {
     pins: bool,
     capabilities: Capabilities,
     wishes: Mutex<Vec<Wish>>,
+    /// What was made known to it and not taken back.
+    ranges: Mutex<Vec<Range>>,
 }
 
 /// What came with one key of a put.
@@ -76,7 +78,15 @@ impl Lent {
             pins,
             capabilities,
             wishes: Mutex::default(),
+            ranges: Mutex::default(),
         }
+    }
+
+    /// Sizes of the memory that is known to it, the smallest first.
+    pub fn known_sizes(&self) -> Vec<u64> {
+        let mut sizes: Vec<u64> = self.ranges.lock().iter().map(|range| range.size).collect();
+        sizes.sort_unstable();
+        sizes
     }
 
     /// What puts asked for since the last call of this.
@@ -136,10 +146,16 @@ impl Store for Lent {
         self.store.remove(keys, force, out);
     }
     fn register(&self, range: Range) -> Result<()> {
-        self.store.register(range)
+        self.store.register(range)?;
+        self.ranges.lock().push(range);
+        Ok(())
     }
     fn unregister(&self, range: Range) -> Result<()> {
-        self.store.unregister(range)
+        self.store.unregister(range)?;
+        self.ranges
+            .lock()
+            .retain(|known| (known.start, known.size) != (range.start, range.size));
+        Ok(())
     }
     fn health(&self) -> Health {
         self.store.health()

@@ -12,7 +12,7 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvbridge::lane::{ManualClock, Mode, Stepper};
+use kvbridge::lane::{ManualClock, Mode, Step as LaneStep, Stepper};
 use kvbridge::stats::{PHASES, Phase};
 use kvbridge::store::faulty::{Action, Call, Which};
 use kvbridge::sync::Clock;
@@ -28,8 +28,13 @@ fn timed() -> Setup {
 
 /// Replaces the rig's worker by one whose statistics are due by this clock.
 fn with_clock(rig: &mut Rig, clock: &Arc<ManualClock>) {
+    replace_with_clock(rig, clock, &Stepper::new());
+}
+
+/// The same, and its threads step by step by this stepper.
+fn replace_with_clock(rig: &mut Rig, clock: &Arc<ManualClock>, stepper: &Arc<Stepper>) {
     let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
-    let mode = Mode::Stepped(Stepper::new());
+    let mode = Mode::Stepped(Arc::clone(stepper));
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
     let mut worker = Worker::with_clock(&config, &engine, store, &mode, clock).unwrap();
@@ -157,40 +162,90 @@ impl Clock for Untouched {
 
 #[test]
 fn off_no_clock_is_read_and_no_call_added() {
+    let tokens = prompt(1, 4 * T + 1);
+    for async_load in [false, true] {
+        let lines = Lines::default();
+        let _guard = tracing::subscriber::set_default(lines.clone());
+        let mut writer = Rig::new(Setup::default());
+        writer.publish(1, &tokens);
+        let mut calls = Vec::new();
+        for setup in [Setup::default(), timed()] {
+            let off = setup.more.is_empty();
+            let setup = Setup {
+                async_load,
+                ..setup
+            };
+            let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
+            if off {
+                let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
+                let mode = Mode::Stepped(Arc::clone(&rig.stepper));
+                let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
+                let clock = Arc::new(Untouched);
+                let mut worker = Worker::with_clock(&config, &engine, store, &mode, clock).unwrap();
+                worker
+                    .register_layout(rig.ranks[0].cache.register())
+                    .unwrap();
+                rig.replace_worker(worker);
+            }
+            assert_eq!(rig.admit(1, &tokens) as usize, 4 * T);
+            if async_load {
+                rig.pass(&[]);
+                rig.drain();
+                assert_eq!(rig.poll_all(&[1]).unwrap().loaded, [1]);
+            }
+            rig.pass(&[(1, 1)]);
+            rig.check(1);
+            let times = rig.ranks[0].worker.handle().phase_times();
+            let spent: Duration = PHASES.iter().map(|&phase| times.wall(phase)).sum();
+            assert_eq!(spent == Duration::ZERO, off);
+            assert_eq!(times.queued == Duration::ZERO, off || !async_load);
+            calls.push(rig.stats().store_calls);
+            rig.ranks[0]
+                .worker
+                .shutdown(Duration::from_secs(5))
+                .unwrap();
+        }
+        assert_eq!(calls[0], calls[1]);
+        // Those of the second rig, at its end.
+        assert_eq!(lines.take("stats: rank").len(), 2);
+    }
+}
+
+#[test]
+fn the_line_of_asynchronous_loads_says_how_many_wait_and_how_long_they_did() {
     let lines = Lines::default();
     let _guard = tracing::subscriber::set_default(lines.clone());
-    let tokens = prompt(1, 4 * T + 1);
+    let tokens = prompt(1, 2 * T + 1);
     let mut writer = Rig::new(Setup::default());
     writer.publish(1, &tokens);
-    let mut calls = Vec::new();
-    for setup in [Setup::default(), timed()] {
-        let off = setup.more.is_empty();
-        let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
-        if off {
-            let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
-            let mode = Mode::Stepped(Stepper::new());
-            let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
-            let clock = Arc::new(Untouched);
-            let mut worker = Worker::with_clock(&config, &engine, store, &mode, clock).unwrap();
-            worker
-                .register_layout(rig.ranks[0].cache.register())
-                .unwrap();
-            rig.replace_worker(worker);
-        }
-        rig.admit(1, &tokens);
-        rig.pass(&[(1, 1)]);
-        let times = rig.ranks[0].worker.handle().phase_times();
-        let spent: Duration = PHASES.iter().map(|&phase| times.wall(phase)).sum();
-        assert_eq!(spent == Duration::ZERO, off);
-        calls.push(rig.stats().store_calls);
-        rig.ranks[0]
-            .worker
-            .shutdown(Duration::from_secs(5))
-            .unwrap();
+    let clock = Arc::new(ManualClock::new());
+    let setup = Setup {
+        async_load: true,
+        ..timed()
+    };
+    let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
+    let stepper = Stepper::new();
+    replace_with_clock(&mut rig, &clock, &stepper);
+    let ids = [10, 11, 12, 13];
+    for id in ids {
+        rig.admit(id, &tokens);
     }
-    assert_eq!(calls[0], calls[1]);
-    // Those of the second rig, at its end.
-    assert_eq!(lines.take("stats: rank").len(), 2);
+    rig.pass(&[]);
+    // The first load that ends begins the interval, and the next one says what is behind it.
+    while stepper.step(0) != Some(LaneStep::Done) {}
+    clock.advance(Duration::from_secs(10));
+    // The last one has begun, so that one is left that waits.
+    assert_eq!(stepper.step(2), Some(LaneStep::More));
+    while stepper.step(0) != Some(LaneStep::Done) {}
+    let said = lines.take("load stats: rank");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("pages 4, failed pages 0, store calls 2"),
+        "{said:?}"
+    );
+    let (_, rest) = said[0].split_once("; queued 1, queue wait ").unwrap();
+    let wait: f64 = rest.strip_suffix(" ms").unwrap().parse().unwrap();
+    assert!(wait > 0.0, "{said:?}");
 }
 
 #[test]

@@ -473,22 +473,25 @@ fn described(key: usize, size: usize) -> Vec<u8> {
     word.iter().copied().cycle().take(size).collect()
 }
 
-#[test]
-fn under_threads_what_lands_is_what_its_key_says() {
-    // Twice as much as there is room for: the pool is full all the time, and each put evicts down to
-    // 95 % of it.
-    const KEYS: usize = 64;
+/// Twice as much as there is room for: the pool is full all the time, and each put evicts down to 95 % of it. Of
+/// pages whose sizes differ by multiples of `step` bytes, at least so many of 1000 bytes are in use.
+fn soak(step: usize, least: u64) {
+    const KEYS: usize = 640;
     const SHARE: usize = 4;
     const THREADS: u64 = 64;
-    let size = |key: usize| PAGE + key * 8;
+    let size = |key: usize| PAGE + key % 64 * step;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let ttl = Duration::from_micros(50);
-    let pool = Pool::new((40 * PAGE) as u64, 0.05, ttl, clock).unwrap();
+    let pool = Pool::new((400 * PAGE) as u64, 0.05, ttl, clock).unwrap();
     let landed = std::sync::atomic::AtomicU64::new(0);
     let failed = AtomicBool::new(false);
+    // Of the second half, when the pool has long been full.
+    let fill = std::sync::atomic::AtomicU64::new(0);
+    let samples = std::sync::atomic::AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (pool, landed, failed) = (&pool, &landed, &failed);
+            let (fill, samples) = (&fill, &samples);
             scope.spawn(move || {
                 let mut random = thread.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
                 let mut next = move || {
@@ -497,13 +500,19 @@ fn under_threads_what_lands_is_what_its_key_says() {
                     random ^= random << 17;
                     (random >> 20) as usize
                 };
-                for _ in 0..4_000 {
+                for round in 0..2_000 {
+                    if round >= 1_000 && round % 50 == 0 {
+                        let stats = pool.stats().unwrap();
+                        let used = stats.bytes_used * 1000 / stats.capacity;
+                        fill.fetch_add(used, Ordering::Relaxed);
+                        samples.fetch_add(1, Ordering::Relaxed);
+                    }
                     let first = next() % KEYS;
                     let batch: Vec<usize> = (first..(first + SHARE).min(KEYS)).collect();
                     let mut keys = Keys::default();
                     batch.iter().for_each(|&key| keys.push(&model_key(key)));
-                    match next() % 8 {
-                        0..3 => {
+                    match next() % 32 {
+                        0..13 => {
                             let values: Vec<_> =
                                 batch.iter().map(|&key| described(key, size(key))).collect();
                             let mut sources: Vec<Source<'_>> =
@@ -512,7 +521,7 @@ fn under_threads_what_lands_is_what_its_key_says() {
                             let pieces = Pieces::one_each(&mut sources);
                             pool.put(&keys, pieces, &PutOptions::default(), &mut out);
                         }
-                        3..6 => {
+                        13..28 => {
                             let mut landings: Vec<_> =
                                 batch.iter().map(|&key| vec![0; size(key)]).collect();
                             let mut targets: Vec<Target<'_>> =
@@ -528,7 +537,7 @@ fn under_threads_what_lands_is_what_its_key_says() {
                                 }
                             }
                         }
-                        6 => pool.exist(&keys, &mut Vec::new()),
+                        28..31 => pool.exist(&keys, &mut Vec::new()),
                         _ => pool.remove(&keys, next() % 2 == 0, &mut Vec::new()),
                     }
                 }
@@ -540,6 +549,8 @@ fn under_threads_what_lands_is_what_its_key_says() {
         "foreign or torn bytes landed"
     );
     assert!(landed.load(Ordering::Relaxed) > 0);
+    let fill = fill.load(Ordering::Relaxed) / samples.load(Ordering::Relaxed);
+    assert!(fill >= least, "{fill} of 1000: there was always room");
     let stats = pool.stats().unwrap();
     assert!(stats.evictions > 0 && stats.bytes_used <= stats.capacity);
     // Nothing leaked: every byte in use belongs to an object that is there.
@@ -548,4 +559,15 @@ fn under_threads_what_lands_is_what_its_key_says() {
     }
     let stats = pool.stats().unwrap();
     assert_eq!((stats.objects, stats.bytes_used), (0, 0));
+}
+
+#[test]
+fn under_threads_what_lands_is_what_its_key_says() {
+    soak(0, 950);
+}
+
+/// Holes that do not fit cost some of the room.
+#[test]
+fn under_threads_pages_of_many_sizes_land_as_their_keys_say() {
+    soak(8, 850);
 }

@@ -164,6 +164,35 @@ TEST(Engine, WindowsLeavePagesBehind) {
   EXPECT_GT(counters.detached_pages, 0u);
 }
 
+/* Blocks leave the shorter window first, so that some have a page in two groups of three; such a
+   block is saved in none, and what was saved before serves all. */
+TEST(Engine, SeveralWindowsLeaveTheirPagesBehindAtTheirOwnTime) {
+  for (const bool async : {false, true}) {
+    for (uint32_t ranks : {1u, 2u}) {
+      const auto name = "engine.windows." + std::to_string(ranks) + (async ? ".async" : "");
+      auto json = pool_json(name);
+      if (async) json.insert(1, R"("async_load": true, )");
+      auto options = shape(json);
+      options.tp_size = ranks;
+      options.token_budget = 24;
+      options.max_running = 2;
+      options.groups = windowed();
+      const auto one = run_twice(options, conversations(20, 30)).detached_pages;
+      EXPECT_GT(one, 0u);
+      options.config_json->replace(json.find(name), name.size(), name + ".both");
+      options.groups.push_back({9, 64, {PoolSpec{}}});
+      for (const bool local : {false, true}) {
+        options.local_reuse = local;
+        const auto counters = run_twice(options, conversations(20, 30));
+        EXPECT_GT(counters.hit_blocks, 0u);
+        if (!local) {
+          EXPECT_GT(counters.detached_pages, one) << "the other window's too";
+        }
+      }
+    }
+  }
+}
+
 TEST(Engine, TensorParallelRanksStoreShardsAndOneReplica) {
   auto options = shape(pool_json("engine.tp"));
   options.groups = with_index();

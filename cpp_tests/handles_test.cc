@@ -95,6 +95,121 @@ TEST(Handles, APromptOfOneServerIsLoadedByAnother) {
             2u);
 }
 
+/* Each number of an explanation in its own place. */
+TEST(Handles, AnExplanationSaysWhatEndsAnOffer) {
+  Server server("handles.explain");
+  const auto explain = [&](const std::vector<int32_t>& prompt, uint64_t local = 0) {
+    const auto it = server.worker.explain(kvb::request(0, kvb::tokens(prompt)), local);
+    EXPECT_EQ(server.scheduler.match(kvb::request(99, kvb::tokens(prompt)), local).tokens,
+              it.offered_tokens)
+        << it.text;
+    server.scheduler.reset_request(99);
+    return it;
+  };
+  server.prefill(1, kPrompt);
+  server.finish(1);
+  auto it = explain(kPrompt);
+  EXPECT_EQ(it.reason, KVB_EXPLAIN_COMPLETE);
+  EXPECT_EQ(it.offered_tokens, 8u);
+  EXPECT_EQ(it.blocks, 2u);
+  EXPECT_EQ(it.stored_blocks, 2u);
+  EXPECT_EQ(it.rank, -1);
+  EXPECT_NE(it.text.find("blocks 0 … 1: stored"), std::string::npos) << it.text;
+  EXPECT_EQ(explain(kPrompt, 4).offered_tokens, 4u);
+  EXPECT_EQ(explain(kPrompt, 5).reason, KVB_EXPLAIN_UNALIGNED);
+  EXPECT_EQ(explain({1, 2, 3, 4, 5, 6, 7, 8}).reason, KVB_EXPLAIN_LAST_TOKEN);
+  it = explain({1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0});
+  EXPECT_EQ(it.reason, KVB_EXPLAIN_ABSENT);
+  EXPECT_EQ(it.offered_tokens, 8u);
+  EXPECT_EQ(it.blocks, 3u);
+  EXPECT_EQ(it.stored_blocks, 2u);
+  EXPECT_EQ(it.missing_block, 2u);
+  EXPECT_EQ(it.rank, 0);
+
+  auto media = kvb::request(0, kvb::tokens(kPrompt));
+  media.has_media = 1;
+  EXPECT_EQ(server.worker.explain(media, 0).reason, KVB_EXPLAIN_MEDIA);
+  server.worker.unregister_layout();
+  EXPECT_EQ(server.worker.explain(kvb::request(0, kvb::tokens(kPrompt)), 0).reason,
+            KVB_EXPLAIN_NO_LAYOUT);
+}
+
+/* Layer group 7 of rank 0 of so many. */
+struct Ranked {
+  Ranked(const std::string& pool, uint32_t ranks, size_t page, const std::string& faults)
+      : config(kvb::Config::from_json(json(pool))), engine(kvb::engine(kBlock)) {
+    engine.tp_size = ranks;
+    store = kvb::Store::open(config, engine).wrap_faulty("{\"faults\": [" + faults + "]}");
+    worker = kvb::Worker::open(config, engine, store);
+    auto region = cache.region();
+    region.size = region.stride = page;
+    auto layout = kvb::Layout::with_mapping();
+    layout.add_group(7, 0, "float16", "HND", {0, 1}).add_region(7, region);
+    worker.register_layout(layout);
+  }
+
+  kvb::Worker::Explanation explain() const {
+    return worker.explain(kvb::request(0, kvb::tokens(kPrompt)), 0);
+  }
+  /* Of rank 0 alone. */
+  void publish() {
+    auto scheduler = kvb::Scheduler::beside(worker, config, engine);
+    scheduler.match(kvb::request(1, kvb::tokens(kPrompt)), 0);
+    const int32_t indices[] = {0, 1, 2};
+    const auto pages = kvb::group_pages(7, 0, indices, 3);
+    scheduler.allocated(1, 0, {pages});
+    kvb_step step{};
+    step.request_id = 1;
+    step.new_tokens = kvb::tokens(kPrompt);
+    step.scheduled_tokens = kPrompt.size();
+    worker.bind(scheduler.build({step}));
+    worker.start_load(nullptr);
+    worker.wait_for_save(nullptr);
+    while (worker.stats().saves_in_flight > 0) std::this_thread::yield();
+    EXPECT_EQ(worker.stats().saved_pages, 2u);
+  }
+
+  Cache cache;
+  kvb::Config config;
+  kvb_engine engine;
+  kvb::Store store;
+  kvb::Worker worker;
+};
+
+TEST(Handles, AnExplanationNamesGroupRankCodeAndOtherServers) {
+  {
+    Ranked first("explain.rank", 2, kPage, "");
+    first.publish();
+    const auto it = first.explain();
+    EXPECT_EQ(it.reason, KVB_EXPLAIN_ABSENT);
+    EXPECT_EQ(it.missing_block, 0u);
+    EXPECT_EQ(it.group_id, 7u);
+    EXPECT_EQ(it.rank, 1) << "whose pages nobody wrote";
+    EXPECT_EQ(it.stored_blocks, 0u);
+  }
+  {
+    Ranked silent("explain.code", 1, kPage,
+                  R"({"call": "exist", "fault": "claim-present", "key": 0},
+                     {"call": "exist", "fault": "fail", "code": -7, "key": 1})");
+    const auto it = silent.explain();
+    EXPECT_EQ(it.reason, KVB_EXPLAIN_NO_ANSWER);
+    EXPECT_EQ(it.code, -7);
+    EXPECT_EQ(it.missing_block, 1u);
+    EXPECT_EQ(it.group_id, 7u);
+    EXPECT_EQ(it.rank, 0);
+    EXPECT_EQ(it.stored_blocks, 1u);
+  }
+  {
+    Ranked whole("explain.world", 1, kPage, "");
+    whole.publish();
+    const auto it = Ranked("explain.world", 2, kPage / 2, "").explain();
+    EXPECT_EQ(it.reason, KVB_EXPLAIN_OTHER_GEOMETRY);
+    EXPECT_EQ(it.other_world, 1u);
+    EXPECT_EQ(it.missing_block, 0u);
+    EXPECT_EQ(it.rank, 0);
+  }
+}
+
 TEST(Handles, MetadataSaysWhatItHoldsAndTravelsAsBytes) {
   Server server("handles.metadata");
   auto empty = server.scheduler.build({});

@@ -470,6 +470,29 @@ TEST(Program, ReplaysWhatItGenerated) {
   EXPECT_GT(std::stoull(value(read(one.path), "saved_blocks")), 0u);
 }
 
+TEST(Program, ExplainsTheOfferOfOneRequest) {
+  const std::string base = "--requests 12 --seed 4 --pool-bytes 256MiB --block 64";
+  EXPECT_EQ(run(base).out.find("\nrequest "), std::string::npos) << "nobody asked";
+  /* What the first one has is stored when it comes again, but for the block of its last token. */
+  File twice("twice.jsonl");
+  {
+    std::ofstream out(twice.path);
+    for (int i = 0; i < 2; ++i) {
+      out << R"({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]})"
+          << "\n";
+    }
+  }
+  for (const auto& [number, offer] :
+       {std::pair{"1", "offered: 0 tokens: block 0 in layer group 0, rank 0 of 1 is absent"},
+        std::pair{"2", "offered: 960 tokens"}}) {
+    auto it = run("\"" + twice.path + "\" --pool-bytes 64MiB --block 64 --explain " + number);
+    EXPECT_EQ(it.status, 0) << it.err;
+    const auto said = it.out.find(std::string("\nrequest ") + number + ": a prompt of 1024 tokens");
+    ASSERT_NE(said, std::string::npos) << it.out;
+    EXPECT_NE(it.out.find(offer, said), std::string::npos) << it.out;
+  }
+}
+
 TEST(Program, SaysWhatIsWrongAndFails) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"--unknown", "unknown option --unknown"},

@@ -48,6 +48,57 @@ TEST(Passes, PreemptionPinsUntilItIsReported) {
   }
 }
 
+/* Local tokens, reservation, request and range differ from each other, so that none stands for
+ * another. */
+TEST(Passes, AReservationIsReleasedAcceptedOnceAndReportedByItsId) {
+  auto text = json("passes.reserved", kRaw);
+  Rig writer(text), rig(text.insert(1, R"("async_load": true, )"));
+  auto prompt = counted(6 * T + 1);
+  writer.serve(1, prompt);
+
+  auto request = kvb::request(7, kvb::tokens(prompt));
+  auto offer = rig.scheduler.reserve(request, T, 900);
+  EXPECT_EQ(offer.tokens, 5 * T);
+  EXPECT_TRUE(offer.is_async);
+  expect_error(KVB_INVALID_ARGUMENT, "reservation 900",
+               [&] { rig.scheduler.release_reservation(900, 2 * T, 3 * T); });
+  rig.scheduler.release_reservation(900, 4 * T, 6 * T);
+  rig.scheduler.release_reservation(900, 4 * T, 6 * T); /* once is enough */
+  rig.scheduler.release_reservation(901, 0, 6 * T);     /* nobody's */
+
+  auto pages = slots(7, 20);
+  auto list = kvb::group_pages(0, 0, pages.data(), pages.size());
+  auto accept = [&](uint64_t reservation, uint64_t id) {
+    kvb_accepted it{};
+    it.reservation_id = reservation;
+    it.request_id = id;
+    it.pages = &list;
+    it.page_lists = 1;
+    return rig.scheduler.build({}, {it});
+  };
+  EXPECT_EQ(accept(900, 8).summary().parked_requests, 0u) << "made for another request";
+  EXPECT_EQ(accept(7, 900).summary().parked_requests, 0u);
+  auto metadata = accept(900, 7);
+  EXPECT_EQ(metadata.summary().parked_requests, 1u);
+  EXPECT_EQ(metadata.summary().parked_blocks, 3u);
+  EXPECT_EQ(accept(900, 7).summary().parked_requests, 0u) << "it travels once";
+
+  rig.worker.bind(metadata);
+  EXPECT_EQ(rig.worker.get_finished({}, {7}).loaded.size(), 0u) << "no reservation has this id";
+  auto loaded = rig.worker.get_finished({}, {900}).loaded;
+  while (loaded.empty()) {
+    std::this_thread::yield();
+    loaded = rig.worker.get_finished({}).loaded;
+  }
+  ASSERT_EQ(loaded.size(), 1u);
+  EXPECT_EQ(loaded[0], 900u);
+  EXPECT_TRUE(rig.worker.take_failed_async_loads().empty());
+  /* Blocks 1, 2 and 3, as the writer filled them. */
+  for (int block = 0; block < 7; ++block) {
+    EXPECT_EQ(*rig.page(20 + block), block >= 1 && block <= 3 ? 10 + block : 0) << block;
+  }
+}
+
 TEST(Passes, PagesWithoutAPlaceInOneGroupAreNotSavedInAny) {
   /* Two groups over one memory each; block 0 has left group 1's window. */
   std::vector<uint8_t> full(kPage * 8, 1), window(kPage * 8, 2);

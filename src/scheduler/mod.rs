@@ -35,7 +35,7 @@ use crate::error::{Result, bail};
 use crate::keys::{Scope, Tokens};
 use crate::link::{LocalWorker, Report};
 use crate::metadata::{Life, Recycler};
-use record::{Plain, Record};
+use record::{Plain, Record, Start};
 use records::Records;
 pub use reserve::Accepted;
 
@@ -196,6 +196,9 @@ pub struct Scheduler {
     open_steps: Vec<(Step<'static>, u32)>,
     /// Records of ended requests, kept for their memory.
     spares: Vec<Record>,
+    /// What requests that run need no more, kept for its memory.
+    #[expect(clippy::vec_box, reason = "they go back into records as they are")]
+    spare_starts: Vec<Box<Start>>,
     /// Number of the pass built last.
     pass: u64,
     /// Counts calls of `build`, also failed ones.
@@ -236,6 +239,7 @@ impl Scheduler {
             placed: Vec::new(),
             open_steps: Vec::new(),
             spares: Vec::new(),
+            spare_starts: Vec::new(),
             pass: 0,
             build_calls: 0,
             reservations: HashMap::new(),

@@ -90,14 +90,16 @@ impl Scheduler {
         let terms = &self.terms;
         let spare = match self.spares.pop() {
             Some(record) => record,
-            None => Record::new(Chain::new(
-                terms.scheme,
-                terms.tokens_per_block,
-                terms.lookahead,
-                seed,
-            )?),
+            None => {
+                let (scheme, size) = (terms.scheme, terms.tokens_per_block);
+                let chain = Chain::new(scheme, size, terms.lookahead, seed)?;
+                Record::new(chain, Box::default())
+            }
         };
-        let mut record = spare.renew(GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1, seed);
+        let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut record = spare.renew(generation, seed, || {
+            self.spare_starts.pop().unwrap_or_default()
+        });
         // May refuse a token: nothing was changed before it.
         record.chain.extend(request.prompt)?;
         record.prompt_tokens = digest.count();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::lines::Lines;
-use super::record::{Plain, Record, Start};
+use super::record::{Plain, Record, SPARES, Start};
 use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step, Told};
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result, bail};
@@ -221,6 +221,9 @@ impl Scheduler {
             Some(start) => {
                 if let Some(reservation) = start.reservation {
                     self.reservations.remove(&reservation);
+                }
+                if self.spare_starts.len() < SPARES {
+                    self.spare_starts.push(start);
                 }
             }
         }

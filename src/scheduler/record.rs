@@ -10,7 +10,7 @@ use crate::keys::{Chain, Seed, Tokens};
 use crate::link::GroupInfo;
 use crate::plant::{self, Bug};
 
-/// Records kept for their memory at most.
+/// Records, and starts of records, kept for their memory at most.
 pub(super) const SPARES: usize = 64;
 
 /// What is of interest until a request was part of a pass.
@@ -115,9 +115,9 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub fn new(chain: Chain) -> Self {
+    pub fn new(chain: Chain, start: Box<Start>) -> Self {
         Self {
-            start: Some(Box::default()),
+            start: Some(start),
             tokens: 0,
             prompt_tokens: 0,
             generation: 0,
@@ -133,8 +133,16 @@ impl Record {
         }
     }
 
-    /// The record of a new life of some request; lists keep their memory.
-    pub fn renew(mut self, generation: u64, seed: Seed) -> Self {
+    /// The record of a new life of some request; lists keep their memory. `spare` is taken where it has no memory for its
+    /// start.
+    pub fn renew(
+        mut self,
+        generation: u64,
+        seed: Seed,
+        spare: impl FnOnce() -> Box<Start>,
+    ) -> Self {
+        let mut start = self.start.take().unwrap_or_else(spare);
+        *start = Start::default();
         self.chain.reset(seed);
         self.pages.iter_mut().for_each(Vec::clear);
         self.retries.clear();
@@ -142,7 +150,7 @@ impl Record {
             generation,
             pages: self.pages,
             retries: self.retries,
-            ..Self::new(self.chain)
+            ..Self::new(self.chain, start)
         }
     }
 

@@ -58,6 +58,17 @@ fn accept(rig: &mut Rig, reservation: u64, id: u64) -> (Vec<i32>, Arc<Metadata>)
     (pages, built)
 }
 
+/// The first step of a request, whose prompt but for one token is loaded.
+fn first_step(id: u64, tokens: &[i32]) -> Step<'_> {
+    Step {
+        request_id: id,
+        new_tokens: Tokens::I32(tokens),
+        pages: &[],
+        computed_position: 0,
+        scheduled_tokens: 1,
+    }
+}
+
 /// First block and end of each parked run.
 fn parked(metadata: &Metadata) -> Vec<(u32, u32)> {
     let runs = metadata.parked().runs().iter();
@@ -190,13 +201,7 @@ fn a_pass_that_is_refused_accepts_nothing() {
     let error = rig.scheduler.build_accepting(&[], &[missing]).unwrap_err();
     assert_eq!(error.kind(), Kind::Contradiction);
     // The step of a request that is parked by the same pass is too early.
-    let step = Step {
-        request_id: 7,
-        new_tokens: Tokens::I32(&tokens),
-        pages: &[],
-        computed_position: 0,
-        scheduled_tokens: 1,
-    };
+    let step = first_step(7, &tokens);
     let error = rig
         .scheduler
         .build_accepting(&[step], &[accepted])
@@ -223,13 +228,7 @@ fn synchronous_reservations_load_with_their_step() {
         request_id: 7,
         pages: &lists,
     }];
-    let step = Step {
-        request_id: 7,
-        new_tokens: Tokens::I32(&tokens),
-        pages: &[],
-        computed_position: 0,
-        scheduled_tokens: 1,
-    };
+    let step = first_step(7, &tokens);
     let built = rig.scheduler.build_accepting(&[step], &accepted).unwrap();
     assert_eq!((built.loads().blocks(), built.parked().blocks()), (6, 0));
     rig.bind(&built);
@@ -249,13 +248,7 @@ fn synchronous_reservations_load_with_their_step() {
     // Of the first one's end the second one's reservation notices nothing.
     rig.scheduler.finished(7, FinishReason::Ended);
     let (_, built) = accept(&mut rig, 900, 8);
-    let step = Step {
-        request_id: 8,
-        new_tokens: Tokens::I32(&tokens),
-        pages: &[],
-        computed_position: 0,
-        scheduled_tokens: 1,
-    };
+    let step = first_step(8, &tokens);
     assert_eq!(
         built.loads().blocks(),
         0,

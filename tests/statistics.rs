@@ -28,14 +28,13 @@ fn timed() -> Setup {
 
 /// Replaces the rig's worker by one whose statistics are due by this clock.
 fn with_clock(rig: &mut Rig, clock: &Arc<ManualClock>) {
-    replace_with_clock(rig, clock, &Stepper::new());
+    replace_with_clock(rig, Arc::clone(clock) as Arc<_>, &Stepper::new());
 }
 
-/// The same, and its threads step by step by this stepper.
-fn replace_with_clock(rig: &mut Rig, clock: &Arc<ManualClock>, stepper: &Arc<Stepper>) {
+/// Replaces the rig's worker by one with this clock, whose threads step by this stepper.
+fn replace_with_clock(rig: &mut Rig, clock: Arc<dyn Clock>, stepper: &Arc<Stepper>) {
     let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
     let mode = Mode::Stepped(Arc::clone(stepper));
-    let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
     let mut worker = Worker::with_clock(&config, &engine, store, &mode, clock).unwrap();
     worker
@@ -177,15 +176,8 @@ fn off_no_clock_is_read_and_no_call_added() {
             };
             let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
             if off {
-                let store = rig::Lent::new(Arc::clone(&rig.faulty) as Arc<_>, false);
-                let mode = Mode::Stepped(Arc::clone(&rig.stepper));
-                let (config, engine) = (rig.setup.config(), rig.setup.engine(0));
-                let clock = Arc::new(Untouched);
-                let mut worker = Worker::with_clock(&config, &engine, store, &mode, clock).unwrap();
-                worker
-                    .register_layout(rig.ranks[0].cache.register())
-                    .unwrap();
-                rig.replace_worker(worker);
+                let stepper = Arc::clone(&rig.stepper);
+                replace_with_clock(&mut rig, Arc::new(Untouched), &stepper);
             }
             assert_eq!(rig.admit(1, &tokens) as usize, 4 * T);
             if async_load {
@@ -225,7 +217,7 @@ fn the_line_of_asynchronous_loads_says_how_many_wait_and_how_long_they_did() {
     };
     let mut rig = Rig::on(setup, Arc::clone(&writer.pool));
     let stepper = Stepper::new();
-    replace_with_clock(&mut rig, &clock, &stepper);
+    replace_with_clock(&mut rig, Arc::clone(&clock) as Arc<_>, &stepper);
     let ids = [10, 11, 12, 13];
     for id in ids {
         rig.admit(id, &tokens);

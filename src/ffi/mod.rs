@@ -3,7 +3,7 @@
 //!
 //! The pieces: `guard` is the one way in, `catch` the one way out, `handle` makes and checks handles, `args` reads and
 //! writes through the host's pointers, [`status`] pins the numbers, `message` keeps the texts,
-//! [`log`] speaks to the host's callback. On these stands one file per noun. There is no logic
+//! `steps` reads the steps of a pass, [`log`] speaks to the host's callback. On these stands one file per noun. There is no logic
 //! here beyond translation and checking.
 
 #![allow(unsafe_code, reason = "this is where the host's pointers are followed")]

@@ -49,7 +49,7 @@ impl<'g> PageLists<'g> {
         Ok(self.translated.get_or_init(|| lists))
     }
 
-    /// The memory it was made with, or more.
+    /// The memory it was made with, or more; none if a list could not be read.
     pub fn into_memory(self) -> Vec<GroupPages<'g>> {
         let spare = self.spare.into_inner();
         self.translated.into_inner().unwrap_or(spare)

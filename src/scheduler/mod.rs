@@ -2,8 +2,8 @@
 //! and which to publish after it.
 //!
 //! One scheduler serves one leader (TP) or owner (attention DP). Per live request it keeps the
-//! block hashes, the offer, the page tables and the watermark of what was published; tokens are not
-//! kept. It asks its process-local worker through [`crate::link::LocalWorker`] and never waits for
+//! block hashes, the offer, the page tables and the watermark of what was published; tokens are
+//! kept until their block is whole. It asks its process-local worker through [`crate::link::LocalWorker`] and never waits for
 //! a transfer. The engine's order of calls is: match, allocated, build (once per pass), finished,
 //! reset.
 //!

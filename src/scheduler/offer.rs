@@ -134,8 +134,7 @@ impl Scheduler {
         let mut offered = start.offered.clone();
         let takes_part = self.terms.role.reads() && !record.sits_out;
         let end = if takes_part && local.is_multiple_of(size) {
-            let may_ask = !start.is_allocated;
-            self.answer(id, record, &mut offered, local, may_ask)
+            self.answer(id, record, &mut offered, local)
         } else {
             local
         };
@@ -151,15 +150,8 @@ impl Scheduler {
     }
 
     /// Where the stored prefix beyond `local` ends, as far as it may be offered. Asks the pool what
-    /// is not remembered, and, if it `may_ask` anew, what was heard before the last build.
-    fn answer(
-        &self,
-        id: u64,
-        record: &Record,
-        offered: &mut Offered,
-        local: u64,
-        may_ask: bool,
-    ) -> u64 {
+    /// is not remembered.
+    fn answer(&self, id: u64, record: &Record, offered: &mut Offered, local: u64) -> u64 {
         let size = self.block_tokens();
         // At least one token stays to compute.
         let mut usable =
@@ -173,7 +165,8 @@ impl Scheduler {
             usable = usable.min(u64::from(failed.block));
         }
         let usable = usable * size;
-        if may_ask && offered.asked_after != Some(self.pass) {
+        let is_settled = record.start.as_ref().is_none_or(|start| start.is_allocated);
+        if !is_settled && offered.asked_after != Some(self.pass) {
             *offered = Offered {
                 known: local..local + self.stored(record, local..usable),
                 asked_after: Some(self.pass),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::lines::Lines;
-use super::record::{Plain, Record, SPARES, Start};
+use super::record::{Record, SPARES, Start};
 use super::{Accepted, Emitted, PassLog, Placed, Scheduler, Step, Told};
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result, bail};
@@ -120,7 +120,7 @@ impl Scheduler {
         open: &mut Vec<(Step<'a>, u32)>,
     ) -> Result<()> {
         let (terms, call) = (&self.terms, self.build_calls);
-        let plain = Plain::new(terms);
+        let plain = self.records.plain();
         let mut placed = self.placed.iter_mut();
         while let Some((step, placed)) =
             take_decodings(self.records.lines(), steps, &mut placed, call)
@@ -149,7 +149,7 @@ impl Scheduler {
 
     /// As if these steps, of which the plain ones were taken, had not come.
     fn take_plain_back<'a>(&mut self, steps: impl Iterator<Item: Told<'a>>) {
-        let plain = Plain::new(&self.terms);
+        let plain = self.records.plain();
         for (step, placed) in steps.zip(&self.placed) {
             if placed.is_plain
                 && let Ok(step) = step.read()
@@ -188,9 +188,7 @@ impl Scheduler {
             let blocks = load.blocks.clone();
             record.loaded = blocks.clone();
             emit(metadata.parked_mut(), record, id, groups, blocks);
-            if let Some(start) = &record.start
-                && let Some(reservation) = start.reservation
-            {
+            if let Some(reservation) = record.reservation() {
                 metadata.parked_mut().set_ticket(reservation);
             }
         }
@@ -205,7 +203,7 @@ impl Scheduler {
         metadata: &mut Metadata,
         log: &mut PassLog,
     ) -> Result<()> {
-        let (size, hashes) = (self.block_tokens(), Plain::new(&self.terms).hashes);
+        let (size, hashes) = (self.block_tokens(), self.records.plain().hashes);
         let pass = self.pass;
         let Some(record) = self.records.at(place) else {
             return Ok(());

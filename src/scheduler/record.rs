@@ -159,6 +159,11 @@ impl Record {
         self.start.is_none()
     }
 
+    /// The reservation that holds the offer.
+    pub fn reservation(&self) -> Option<u64> {
+        self.start.as_ref()?.reservation
+    }
+
     /// Takes a step that has nothing to check against the offer, enters no pages and completes no block, as most steps of
     /// decoding requests are. False: it is another one, perhaps a wrong one, and nothing changed.
     pub fn take_plain(&mut self, step: &Step<'_>, plain: Plain) -> bool {
@@ -179,9 +184,7 @@ impl Record {
 
     /// Up to where [`take_plain`](Self::take_plain) would take steps of one new token each, at most `most` of them.
     pub fn limits(&self, most: u16, plain: Plain) -> Option<Limits> {
-        let eligible =
-            self.runs() && self.load.is_none() && !self.sits_out && !plant::is(Bug::PagesCount);
-        if !eligible {
+        if !self.may_be_plain() {
             return None;
         }
         let room = match plain.hashes {
@@ -208,6 +211,11 @@ impl Record {
         }
     }
 
+    /// No step of it is plain otherwise, whatever it says.
+    fn may_be_plain(&self) -> bool {
+        self.runs() && self.load.is_none() && !self.sits_out && !plant::is(Bug::PagesCount)
+    }
+
     /// With so many tokens computed there is a block to save.
     fn first_saved(&self, plain: Plain) -> u64 {
         (u64::from(self.confirmed) + 1) * plain.block_tokens
@@ -218,14 +226,11 @@ impl Record {
         let Some(computed) = position.checked_add(scheduled) else {
             return false;
         };
-        self.runs()
-            && self.load.is_none()
-            && !self.sits_out
+        self.may_be_plain()
             && position <= known
             && known <= plain.most_tokens
             && (count == 0 || position >= self.prompt_tokens)
             && computed < self.first_saved(plain)
-            && !plant::is(Bug::PagesCount)
     }
 
     /// Takes back [`take_plain`](Self::take_plain) of a step with so many new tokens.
@@ -392,7 +397,7 @@ pub(super) fn position(groups: &[GroupInfo], id: u32) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// With its line a request takes 200 bytes beyond its blocks' hashes and pages.
+    /// With its line a request takes 200 bytes beyond its blocks' hashes and pages, and the tokens of the block that is open.
     #[test]
     fn a_record_is_small() {
         assert!(size_of::<Record>() <= 168, "{}", size_of::<Record>());

@@ -37,6 +37,11 @@ impl Records {
         }
     }
 
+    /// What decides whether a step is plain.
+    pub fn plain(&self) -> Plain {
+        self.plain
+    }
+
     pub fn len(&self) -> usize {
         self.records.len()
     }

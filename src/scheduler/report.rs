@@ -168,9 +168,7 @@ impl Scheduler {
             return;
         };
         self.link.life_ended(request_id, record.generation);
-        if let Some(start) = &record.start
-            && let Some(reservation) = start.reservation
-        {
+        if let Some(reservation) = record.reservation() {
             self.reservations.remove(&reservation);
         }
         if record.may_be_in_flight() || record.load.as_ref().is_some_and(|load| load.emitted) {

@@ -204,7 +204,6 @@ fn held_by<'a>(
 ) -> Option<&'a mut Record> {
     let record = records.get_mut(reservations.get(&reservation_id)?)?;
     let travelled = record.load.as_ref().is_some_and(|load| load.emitted);
-    let start = record.start.as_ref()?;
-    let holds = start.reservation == Some(reservation_id) || plant::is(Bug::StaleAccepted);
-    (holds && !travelled).then_some(record)
+    let holds = record.reservation() == Some(reservation_id) || plant::is(Bug::StaleAccepted);
+    (holds && !record.runs() && !travelled).then_some(record)
 }

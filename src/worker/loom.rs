@@ -9,6 +9,7 @@ use super::fence::{Fence, SharedFence, Wait};
 use super::finished::Finished;
 use super::parked::{Ending, Gate, Parked};
 use super::sets::Sets;
+use crate::config::Config;
 use crate::device::{Device, HostDevice};
 use crate::error::Result;
 use crate::lane::Mode;
@@ -137,17 +138,8 @@ fn a_fence_is_waited_for_once() {
 
 /// So many sets of one slot, known to a pool that answers at once.
 fn sets(pool: &Arc<embedded::Pool>, count: u32) -> Arc<Sets> {
-    let time = Duration::from_secs(1);
-    let settings = Settings {
-        lookup: time,
-        load: time,
-        save: time,
-        registration: time,
-        close: time,
-        cooldown: time,
-        bound: 1,
-        callers: 1,
-    };
+    let config = Config::from_json(br#"{"model_key": "m"}"#).unwrap();
+    let settings = Settings::new(&config, 1, 1);
     let store = Arc::clone(pool) as Arc<dyn Store>;
     let clock = Arc::new(SystemClock::new());
     let store = Guarded::start(store, settings, clock, &Mode::Threads).unwrap();
